@@ -1,0 +1,161 @@
+package deadconn
+
+import (
+	"io"
+	"net"
+	"net/http"
+	"net/http/httptrace"
+	"sync"
+)
+
+// attempt is one sending of a request, and what was seen of it: which
+// connection carried it and how far it got.
+type attempt struct {
+	reg    *Registry
+	req    *http.Request // ours, a shallow copy of the caller's
+	caller *http.Request
+	start  int64
+
+	mu            sync.Mutex
+	body          *body    // nil: the request has none
+	asked         bool     // the base looks for a connection, so it has some
+	conn          net.Conn // the last that GotConn told; nil: none
+	tracked       *conn    // conn's, if a Registry of ours dialed it
+	reused        bool     // conn had been used before
+	landed        bool     // conn was known to be dead already
+	wrote         int64    // tracked.wrote, when the request got it
+	headersFailed bool     // the write of the request's header failed
+
+	first body // what body points to at the start, here to save an allocation
+	trace httptrace.ClientTrace
+}
+
+// newAttempt prepares to send req with body, which may be nil. What httptrace
+// tells comes on top of the hooks that the caller has set.
+func newAttempt(reg *Registry, req *http.Request, rc io.ReadCloser) *attempt {
+	a := &attempt{reg: reg, caller: req, start: now()}
+	a.trace.GetConn = a.getConn
+	a.trace.GotConn = a.gotConn
+	if !IsIdempotent(req) {
+		a.trace.WroteHeaders = a.wroteHeaders // for unsent, which others do not need
+	}
+	a.req = req.WithContext(httptrace.WithClientTrace(req.Context(), &a.trace))
+	if rc != nil {
+		a.first.rc = rc
+		a.body = &a.first
+		a.req.Body = a.body
+		if req.GetBody != nil {
+			a.req.GetBody = a.rewind
+		}
+	}
+	return a
+}
+
+// rewind is what net/http gets its own retries' bodies from.
+func (a *attempt) rewind() (io.ReadCloser, error) {
+	rc, err := a.caller.GetBody()
+	if err != nil {
+		return nil, err
+	}
+	a.mu.Lock()
+	old := a.body
+	a.body = &body{rc: rc}
+	b := a.body
+	a.mu.Unlock()
+	old.settle(false)
+	return b, nil
+}
+
+func (a *attempt) getConn(string) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.asked = true
+}
+
+// gotConn may be called several times in one attempt: the last one counts.
+func (a *attempt) gotConn(info httptrace.GotConnInfo) {
+	t := tracked(info.Conn)
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.conn, a.tracked, a.reused = info.Conn, t, info.Reused
+	a.headersFailed = false
+	if t == nil {
+		a.landed = a.reg.hasEvicted(info.Conn)
+		return
+	}
+	if !info.Reused {
+		t.shaken()
+	}
+	// One that is younger than the attempt was dialed for it: its death is
+	// an answer, not bad luck.
+	a.landed = t.dead() && t.born < a.start
+	a.wrote = t.wrote.Load()
+}
+
+// wroteHeaders is called when the write of the header has ended, well or not.
+// Over HTTP/2 it is called with the write lock held, and the HTTP/2 layer
+// keeps its first write error: so if a write has failed on the connection, it
+// was this one or one before it, and the peer has no whole header. (A later
+// "write" error proves nothing: the read loop ends all streams with the error
+// of its own writes.)
+func (a *attempt) wroteHeaders() {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.tracked != nil && a.tracked.writeFailed.Load() {
+		a.headersFailed = true
+	}
+}
+
+// evidence adds to v what is known of the connection that failed.
+func (a *attempt) evidence(v verdict) verdict {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	switch c := a.tracked; {
+	case c != nil:
+		v.conn = c
+		v.refused = c.refused(a.start)
+		v.landed = a.landed
+		// DESIGN fact 13: no byte has gone out since the request got its
+		// connection, or its header did not go out whole.
+		v.unsent = a.headersFailed || c.wrote.Load() == a.wrote
+	case a.conn != nil:
+		v.conn = a.reg.adopt(a.conn)
+		v.refused = !a.reused && peerEnded(v.kind)
+		v.landed = a.landed
+	case !a.asked:
+		v.hidden = true
+	case !v.kind.Unprocessed():
+		return verdict{} // none was had: a dial error
+	}
+	return v
+}
+
+// finish hands resp to the caller.
+func (a *attempt) finish(resp *http.Response) *http.Response {
+	if b := a.currentBody(); b != nil {
+		b.settle(false)
+	}
+	if resp != nil {
+		resp.Request = a.caller
+	}
+	return resp
+}
+
+// fail ends the attempt for good.
+func (a *attempt) fail() {
+	if b := a.currentBody(); b != nil {
+		b.settle(true)
+	}
+}
+
+func (a *attempt) currentBody() *body {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.body
+}
+
+// bodyFailed reports whether the caller's own reader failed.
+func (a *attempt) bodyFailed() bool {
+	b := a.currentBody()
+	return b != nil && b.failure() != nil
+}

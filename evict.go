@@ -1,0 +1,415 @@
+package deadconn
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"io"
+	"net"
+	"os"
+	"reflect"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/hashicorp/go-multierror"
+)
+
+// A Registry dials connections and keeps track of them until they are closed,
+// so that exactly one of them can be closed when it is found dead. It is what
+// [NewTransport] works with. Use one directly to give a transport that
+// somebody else builds the same evidence: set its DialContext (or client-go's
+// rest.Config.Dial) to [Registry.DialContext], and wrap it by
+// [Options.Wrap] with this Registry.
+//
+// The zero value is ready. A Registry must not be copied, and its fields must
+// not be changed, after first use. All methods may be called concurrently.
+type Registry struct {
+	// Dial opens the underlying connections. Nil means a net.Dialer with the
+	// timeout and keep-alive of net/http's default transport, 30 seconds
+	// each.
+	Dial func(ctx context.Context, network, addr string) (net.Conn, error)
+
+	// TLSClientConfig is what DialTLSContext sets up TLS with. It is cloned
+	// and never changed. Nil means the zero tls.Config, which offers no
+	// protocol by ALPN and so speaks HTTP/1. NewTransport does not use it.
+	TLSClientConfig *tls.Config
+
+	// TLSHandshakeTimeout bounds the handshake in DialTLSContext. Zero means
+	// no limit. NewTransport does not use it.
+	TLSHandshakeTimeout time.Duration
+
+	mu   sync.Mutex
+	live conn // guarded by mu; the sentinel of a ring of the open connections
+	n    int  // guarded by mu; how many there are
+
+	// The last connections that failed or were evicted, for errors that do
+	// not tell where they come from.
+	failed     [32]*conn    // guarded by mu; a ring
+	failedNext int          // guarded by mu
+	foreigners atomic.Int64 // how many foreign ones were ever among them
+}
+
+// conn is a connection of a Registry. It sits below TLS: net/http speaks
+// HTTP/2 only over a real *tls.Conn (DESIGN fact 4).
+type conn struct {
+	net.Conn
+	reg  *Registry
+	addr string // as dialed
+	born int64  // when the dial was done
+
+	read, wrote atomic.Int64 // bytes that went through
+	shakenRead  atomic.Int64 // read, when the TLS handshake was done; 0: not known
+	writeFailed atomic.Bool  // a write failed, so that no later one can succeed
+
+	fate     atomic.Pointer[death] // why it is of no use any more; set once
+	evicted  atomic.Bool           // set once, by whoever closes it
+	closed   atomic.Bool           // its user, the HTTP layer, has let go of it
+	foreign  bool                  // not dialed by us and not in the path of its bytes
+	released chan struct{}         // closed with closed; nil if foreign
+
+	prev, next *conn // guarded by reg.mu
+}
+
+// epoch makes a monotonic clock out of time.Time that fits in an atomic.
+var epoch = time.Now()
+
+func now() int64 { return int64(time.Since(epoch)) }
+
+// track takes over raw. The conn that it returns is to be closed by its user.
+func (r *Registry) track(raw net.Conn, addr string) *conn {
+	c := &conn{Conn: raw, reg: r, addr: addr, born: now(), released: make(chan struct{})}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.live.next == nil {
+		r.live.next, r.live.prev = &r.live, &r.live
+	}
+	c.prev, c.next = r.live.prev, &r.live
+	c.prev.next, c.next.prev = c, c
+	r.n++
+	return c
+}
+
+func (r *Registry) untrack(c *conn) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if c.next == nil {
+		return
+	}
+	c.prev.next, c.next.prev = c.next, c.prev
+	c.prev, c.next = nil, nil
+	r.n--
+}
+
+// Len returns how many connections are open.
+func (r *Registry) Len() int {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.n
+}
+
+// CloseAll closes every open connection. Requests on them fail, or are sent
+// again on a new one if a [Transport] may do so. It returns the errors of the
+// closing, nil if there was none. The Registry stays usable.
+func (r *Registry) CloseAll() error {
+	r.mu.Lock()
+	all := make([]*conn, 0, r.n)
+	for c := r.live.next; c != nil && c != &r.live; c = c.next {
+		all = append(all, c)
+	}
+	r.mu.Unlock()
+	var errs *multierror.Error
+	for _, c := range all {
+		if _, err := c.evict(KindClosed, errCloseAll); err != nil {
+			errs = multierror.Append(errs, err)
+		}
+	}
+	return errs.ErrorOrNil()
+}
+
+var errCloseAll = errors.New("all connections were closed")
+
+// death is why a connection is of no use any more. It is also the error that
+// an evicted connection's own reads and writes return, inside a *net.OpError
+// as package net would build it.
+type death struct {
+	kind Kind
+	err  error // what said so
+	at   int64
+}
+
+func (d *death) Error() string {
+	return "connection evicted (" + d.kind.String() + "): " + d.err.Error()
+}
+
+// Unwrap keeps callers right that ask for net.ErrClosed, which closing the
+// socket gives without us.
+func (d *death) Unwrap() []error { return []error{net.ErrClosed, d.err} }
+
+// doom notes why c is of no use any more, and reports whether it is the first
+// to say so.
+func (c *conn) doom(kind Kind, err error) bool {
+	if !c.fate.CompareAndSwap(nil, &death{kind: kind, err: err, at: now()}) {
+		return false
+	}
+	if !c.foreign {
+		c.reg.mu.Lock()
+		defer c.reg.mu.Unlock()
+		c.reg.rememberLocked(c)
+	}
+	return true
+}
+
+func (r *Registry) rememberLocked(c *conn) {
+	r.failed[r.failedNext%len(r.failed)] = c
+	r.failedNext++
+}
+
+// adopt makes a conn for one that failed and was not dialed by us, the same
+// for all the requests that failed on it.
+func (r *Registry) adopt(nc net.Conn) *conn {
+	raw := rawConn(nc)
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, c := range r.failed {
+		if c != nil && c.foreign && sameConn(c.Conn, raw) {
+			return c
+		}
+	}
+	c := &conn{Conn: raw, reg: r, foreign: true}
+	r.rememberLocked(c)
+	r.foreigners.Add(1)
+	return c
+}
+
+// hasEvicted reports whether nc is a foreign connection that was evicted of
+// late.
+func (r *Registry) hasEvicted(nc net.Conn) bool {
+	if r.foreigners.Load() == 0 {
+		return false
+	}
+	raw := rawConn(nc)
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, c := range r.failed {
+		if c != nil && c.foreign && c.evicted.Load() && sameConn(c.Conn, raw) {
+			return true
+		}
+	}
+	return false
+}
+
+// sameConn compares identities. A conn that is no pointer has none.
+func sameConn(a, b net.Conn) bool {
+	va, vb := reflect.ValueOf(a), reflect.ValueOf(b)
+	return va.Kind() == reflect.Pointer && va.Type() == vb.Type() && va.Pointer() == vb.Pointer()
+}
+
+func (c *conn) dead() bool { return c.fate.Load() != nil }
+
+// evict closes the raw connection, once, and reports whether this call did.
+// A *tls.Conn is never closed here: that can hang for 5 seconds on a dead
+// peer. It must be called without locks: closing may block.
+func (c *conn) evict(kind Kind, why error) (first bool, err error) {
+	if c.closed.Load() || !c.evicted.CompareAndSwap(false, true) {
+		return false, nil
+	}
+	c.doom(kind, why)
+	if err := rawConn(c.Conn).Close(); err != nil && !errors.Is(err, net.ErrClosed) {
+		return true, err
+	}
+	return true, nil
+}
+
+// releaseWait bounds the wait for the HTTP layer to let go of an evicted
+// connection. It takes well under a millisecond unless the machine is busy;
+// net/http itself gives a hanging TLS close 250 ms.
+const releaseWait = 500 * time.Millisecond
+
+// awaitRelease waits until the HTTP layer has closed c, which it does after
+// taking it out of its pool: until then a retry can land on it again (7 to 13
+// times in 640, measured).
+func (c *conn) awaitRelease(ctx context.Context) {
+	if c.foreign {
+		return
+	}
+	t := time.NewTimer(releaseWait)
+	defer t.Stop()
+	select {
+	case <-c.released:
+	case <-ctx.Done():
+	case <-t.C:
+	}
+}
+
+func (c *conn) Read(p []byte) (int, error) {
+	n, err := c.Conn.Read(p)
+	if n > 0 {
+		c.read.Add(int64(n))
+	}
+	if err != nil {
+		err = c.failure("read", err)
+	}
+	return n, err
+}
+
+func (c *conn) Write(p []byte) (int, error) {
+	n, err := c.Conn.Write(p)
+	if n > 0 {
+		c.wrote.Add(int64(n))
+	}
+	if err != nil {
+		c.writeFailed.Store(true)
+		err = c.failure("write", err)
+	}
+	return n, err
+}
+
+// ReadFrom lets net/http send a file by sendfile, as it does on a TCPConn.
+func (c *conn) ReadFrom(src io.Reader) (int64, error) {
+	n, err := io.Copy(c.Conn, src)
+	c.wrote.Add(n)
+	if err != nil {
+		// The error may be src's.
+		c.writeFailed.Store(true)
+	}
+	return n, err
+}
+
+// failure notes the end of c by an error of its own I/O, and turns what a
+// closed socket says after an eviction into the reason for it.
+func (c *conn) failure(op string, err error) error {
+	switch {
+	case op == "read" && errors.Is(err, os.ErrDeadlineExceeded), c.closed.Load():
+		return err // somebody's deadline, or the end of an orderly life
+	case c.evicted.Load() && errors.Is(err, net.ErrClosed):
+		d := c.fate.Load()
+		if d.err == (handshakeTimeoutError{}) {
+			return d.err // as net/http returns it
+		}
+		return &net.OpError{Op: op, Net: c.LocalAddr().Network(), Source: c.LocalAddr(), Addr: c.RemoteAddr(), Err: d}
+	}
+	if kind := Classify(err); kind.Dead() {
+		c.doom(kind, err)
+	}
+	return err
+}
+
+// Close is called by the HTTP layer, after it has taken c out of its pool.
+func (c *conn) Close() error {
+	if !c.closed.CompareAndSwap(false, true) {
+		return net.ErrClosed
+	}
+	c.reg.untrack(c)
+	close(c.released)
+	err := c.Conn.Close()
+	if c.evicted.Load() {
+		return nil // closed before, by us
+	}
+	return err
+}
+
+// CloseWrite is there for the writable body of an upgraded connection.
+func (c *conn) CloseWrite() error {
+	if cw, ok := c.Conn.(interface{ CloseWrite() error }); ok {
+		return cw.CloseWrite()
+	}
+	return errors.ErrUnsupported
+}
+
+// NetConn returns the connection that was dialed, as tls.Conn.NetConn does.
+func (c *conn) NetConn() net.Conn { return c.Conn }
+
+// shaken notes that the TLS handshake is done.
+func (c *conn) shaken() { c.shakenRead.CompareAndSwap(0, max(1, c.read.Load())) }
+
+// A TLS alert, in the largest framing of TLS 1.2 and 1.3, with room to spare.
+// An HTTP/2 server that took the connection has sent more: its SETTINGS and
+// an acknowledgement of ours.
+const alertSize = 64
+
+// refused reports whether c failed in the way of a server, or a firewall,
+// that does not want this client: ended by the peer after the handshake,
+// before it had said anything, and so new that the request from before since
+// was its first. A retry would meet the same refusal (golang/go#76671).
+func (c *conn) refused(since int64) bool {
+	if d := c.fate.Load(); d == nil || !peerEnded(d.kind) {
+		return false
+	}
+	shaken := c.shakenRead.Load()
+	return c.born >= since && (shaken == 0 || c.read.Load()-shaken <= alertSize)
+}
+
+func peerEnded(k Kind) bool {
+	return k == KindReset || k == KindEOF || k == KindNotEstablished
+}
+
+// recall finds where err came from among the connections that failed of late,
+// for a request that began at since. Package net puts the connection's own
+// address value into its errors. If err has none, c is nil, and refused still
+// says whether all that it can have been were refusals.
+func (r *Registry) recall(err error, since int64) (c *conn, refused bool) {
+	r.mu.Lock()
+	failed := r.failed
+	r.mu.Unlock()
+	var op *net.OpError
+	if errors.As(err, &op) && op.Source != nil {
+		for _, c := range failed {
+			if c != nil && sameAddr(c.LocalAddr(), op.Source) {
+				return c, c.refused(since)
+			}
+		}
+	}
+	for _, c := range failed {
+		if c == nil || c.foreign || c.fate.Load().at < since {
+			continue
+		}
+		if !c.refused(since) {
+			return nil, false
+		}
+		refused = true
+	}
+	return nil, refused
+}
+
+// sameAddr compares identities: two connections never share a *net.TCPAddr.
+func sameAddr(a, b net.Addr) bool {
+	x, ok := a.(*net.TCPAddr)
+	y, ok2 := b.(*net.TCPAddr)
+	return ok && ok2 && x == y
+}
+
+// rawConn takes every layer off c that can be taken off.
+func rawConn(c net.Conn) net.Conn {
+	for range maxLayers {
+		u, ok := c.(interface{ NetConn() net.Conn })
+		if !ok {
+			break
+		}
+		inner := u.NetConn()
+		if inner == nil {
+			break
+		}
+		c = inner
+	}
+	return c
+}
+
+// tracked finds a connection of a Registry below c, or nil.
+func tracked(c net.Conn) *conn {
+	for range maxLayers {
+		switch u := c.(type) {
+		case *conn:
+			return u
+		case interface{ NetConn() net.Conn }:
+			c = u.NetConn()
+		default:
+			return nil
+		}
+	}
+	return nil
+}
+
+// maxLayers bounds the walk down a stack of connections: TLS inside TLS
+// through an HTTPS proxy is four.
+const maxLayers = 16

@@ -1,0 +1,144 @@
+package deadconn
+
+import (
+	"io"
+	"net/http"
+	"strings"
+	"sync"
+)
+
+// IsIdempotent reports whether sending req twice has the effect of sending it
+// once: the methods of RFC 9110 section 9.2.2 (GET, HEAD, OPTIONS, TRACE, PUT,
+// DELETE; an empty method is GET), or any method with an Idempotency-Key or
+// X-Idempotency-Key header. As in net/http, an entry with no value counts.
+// It does not look at the body. A nil req is not idempotent.
+func IsIdempotent(req *http.Request) bool {
+	if req == nil {
+		return false
+	}
+	switch req.Method {
+	case "", http.MethodGet, http.MethodHead, http.MethodOptions, http.MethodTrace,
+		http.MethodPut, http.MethodDelete:
+		return true
+	}
+	_, key := req.Header["Idempotency-Key"]
+	_, xkey := req.Header["X-Idempotency-Key"]
+	return key || xkey
+}
+
+// isUpgrade reports whether req asks to leave HTTP on its connection. Such a
+// request is never sent again: what the connection is used for is not ours.
+func isUpgrade(req *http.Request) bool {
+	return req.Method == http.MethodConnect || hasToken(req.Header["Connection"], "upgrade")
+}
+
+// isWebSocket reports what net/http's requiresHTTP1 does.
+func isWebSocket(req *http.Request) bool {
+	return hasToken(req.Header["Connection"], "upgrade") && strings.EqualFold(req.Header.Get("Upgrade"), "websocket")
+}
+
+func hasToken(values []string, token string) bool {
+	for _, v := range values {
+		for t := range strings.SplitSeq(v, ",") {
+			if strings.EqualFold(strings.TrimSpace(t), token) {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+func hasBody(req *http.Request) bool { return req.Body != nil && req.Body != http.NoBody }
+
+// body guards a request body for one attempt. It closes the body below
+// exactly once, remembers the body's own error, and holds back a Close as
+// long as nothing was read, so that the next attempt can still have it.
+type body struct {
+	mu      sync.Mutex
+	rc      io.ReadCloser // nil: closed, or handed on
+	read    bool          // Read was called: only GetBody can bring it back
+	closing bool          // Close was called, and held back
+	settled bool          // no further attempt will ask for it
+	err     error         // what Read failed with, if not io.EOF
+}
+
+func (b *body) Read(p []byte) (int, error) {
+	b.mu.Lock()
+	rc := b.rc
+	if b.closing {
+		rc = nil
+	}
+	if rc != nil {
+		b.read = true
+	}
+	b.mu.Unlock()
+	if rc == nil {
+		return 0, http.ErrBodyReadAfterClose
+	}
+	n, err := rc.Read(p) // not locked: it may block until Close
+	if err != nil && err != io.EOF {
+		b.mu.Lock()
+		// A read that Close interrupted failed for our sake.
+		if b.rc != nil && b.err == nil {
+			b.err = err
+		}
+		b.mu.Unlock()
+	}
+	return n, err
+}
+
+func (b *body) Close() error {
+	b.mu.Lock()
+	b.closing = true
+	rc := b.rc
+	if !b.read && !b.settled {
+		rc = nil // held back
+	}
+	if rc != nil {
+		b.rc = nil
+	}
+	b.mu.Unlock()
+	if rc == nil {
+		return nil
+	}
+	return rc.Close()
+}
+
+// settle ends the holding back: no further attempt will ask for the body. If
+// failed, the attempt is over and the body is closed now, as RoundTrip must;
+// else its user closes it when it is done with it.
+func (b *body) settle(failed bool) {
+	b.mu.Lock()
+	b.settled = true
+	done := failed || b.closing
+	b.mu.Unlock()
+	if done {
+		b.Close()
+	}
+}
+
+// handOn gives up the body for another attempt, if nothing of it was read.
+func (b *body) handOn() io.ReadCloser {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.read || b.rc == nil {
+		return nil
+	}
+	rc := b.rc
+	b.rc = nil
+	return rc
+}
+
+// untouched reports whether nothing of the body was read.
+func (b *body) untouched() bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return !b.read
+}
+
+// failure returns the body's own error, or nil.
+func (b *body) failure() error {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.err
+}

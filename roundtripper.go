@@ -1,0 +1,255 @@
+package deadconn
+
+import (
+	"context"
+	"log/slog"
+	"net/http"
+	"time"
+
+	"github.com/hashicorp/go-multierror"
+)
+
+// Transport is an [http.RoundTripper] that recognises a dead connection,
+// closes exactly that one, and sends a request that may be sent again once
+// more, on another. [NewTransport] and [Wrap] make one, as do the methods of
+// [Options]; the zero Transport is not usable. All methods may be called
+// concurrently, and none is needed to release a Transport that is out of use,
+// other than those that its base needs.
+type Transport struct {
+	base      http.RoundTripper
+	own       *http.Transport // base, if it is ours; nil: wrapped
+	reg       *Registry
+	lean      bool // every connection is one of reg, see RoundTrip
+	retryable func(*http.Request) bool
+	noRetry   bool
+	hooks     Hooks
+	log       *slog.Logger
+	stats     counters
+}
+
+var _ http.RoundTripper = (*Transport)(nil)
+
+// RoundTrip sends req and returns its response, as [http.RoundTripper] says.
+// It never changes req, and closes its body exactly once, also on errors. An
+// error is the very value that the base returned, or a *[RetryError] if the
+// request was sent twice.
+func (t *Transport) RoundTrip(req *http.Request) (*http.Response, error) {
+	start := now()
+	var a *attempt
+	if !t.isLean(req) {
+		a = newAttempt(t.reg, req, req.Body)
+	}
+	resp, err := t.send(a, req)
+	if err != nil {
+		return t.rescue(req, a, start, err)
+	}
+	return resp, nil
+}
+
+// isLean reports whether req needs no notes while it is under way: if it
+// fails, the connections of our own registry tell enough to send it again.
+// So it costs nothing. Others may need a proof that nothing was sent, or
+// their body guarded. A request that net/http turns down at once is left
+// to it.
+func (t *Transport) isLean(req *http.Request) bool {
+	if req == nil || req.URL == nil || req.Header == nil {
+		return true
+	}
+	return t.lean && !hasBody(req) && IsIdempotent(req) && len(req.Header["Connection"]) == 0
+}
+
+// send makes one attempt; a is nil if it is lean.
+func (t *Transport) send(a *attempt, req *http.Request) (*http.Response, error) {
+	if a == nil {
+		return t.base.RoundTrip(req)
+	}
+	if t.own != nil && isWebSocket(req) {
+		a.req = a.req.WithContext(context.WithValue(a.req.Context(), http1Key{}, true))
+	}
+	resp, err := t.base.RoundTrip(a.req)
+	if err != nil {
+		return nil, err
+	}
+	return a.finish(resp), nil
+}
+
+// rescue decides on a failed attempt: evict, send again, or give up.
+func (t *Transport) rescue(req *http.Request, a *attempt, start int64, err error) (*http.Response, error) {
+	var first error // the first attempt's, once the request has been sent again
+	for unsent := 0; ; {
+		v := t.judge(req, a, start, err)
+		t.evict(req.Context(), v, err)
+		switch {
+		case v.landed && unsent < maxUnsent && pause(req.Context(), unsent):
+			unsent++
+		case first == nil && t.mayRetry(req, v):
+			first = err
+		default:
+			return nil, t.fail(req, a, first, err)
+		}
+		next, ok := t.again(req, a)
+		if !ok {
+			return nil, t.fail(req, a, nil, err)
+		}
+		a, start = next, next.start
+		var resp *http.Response
+		if resp, err = t.send(a, req); err == nil {
+			t.retried(req, first, nil)
+			return resp, nil
+		}
+	}
+}
+
+// verdict is what is known of a failed attempt.
+type verdict struct {
+	kind    Kind  // of the error; zero if it is the caller's own doing
+	conn    *conn // the connection that failed; nil: net/http has dropped it itself
+	hidden  bool  // the base tells nothing of its connections
+	unsent  bool  // the server cannot have processed the request
+	refused bool  // the connection was new, and the peer did not want it
+	landed  bool  // the connection was dead before: nothing was sent
+}
+
+// judge collects the evidence. The caller's own doings come first: an end of
+// the context or of the body can look like anything (DESIGN fact 10).
+func (t *Transport) judge(req *http.Request, a *attempt, start int64, err error) (v verdict) {
+	if req == nil || req.URL == nil || gaveUp(req) || a != nil && a.bodyFailed() {
+		return verdict{}
+	}
+	v.kind = Classify(err)
+	switch {
+	case v.kind == KindUnknown:
+		return v
+	case a == nil:
+		v.conn, v.refused = t.reg.recall(err, start)
+	default:
+		v = a.evidence(v)
+	}
+	v.unsent = v.unsent || v.kind.Unprocessed()
+	v.landed = v.landed || v.kind == KindNotSent
+	return v
+}
+
+// gaveUp reports whether the caller has ended req.
+func gaveUp(req *http.Request) bool {
+	select {
+	case <-req.Cancel: //nolint:staticcheck // deprecated, and in use
+		return true
+	default:
+		return req.Context().Err() != nil
+	}
+}
+
+// evict closes the connection that failed, if the error proves it dead.
+func (t *Transport) evict(ctx context.Context, v verdict, err error) {
+	if !v.kind.Dead() {
+		return
+	}
+	if v.hidden {
+		closeIdle(t.base) // the best that can be done
+	}
+	if v.conn == nil {
+		return
+	}
+	if first, _ := v.conn.evict(v.kind, err); first {
+		t.evicted(v.conn)
+	}
+	v.conn.awaitRelease(ctx)
+}
+
+// mayRetry reports whether a request with that verdict may be sent again.
+func (t *Transport) mayRetry(req *http.Request, v verdict) bool {
+	switch {
+	case t.noRetry, v.refused, v.kind == KindGoAwayCalm, isUpgrade(req):
+		return false
+	case v.kind == KindRefusedStream:
+		return false // net/http has tried 7 times, and its connection is well
+	case v.unsent:
+		return true
+	}
+	return v.kind.Dead() && t.retryable(req)
+}
+
+// again prepares the next attempt, and reports whether the body can be had.
+func (t *Transport) again(req *http.Request, a *attempt) (*attempt, bool) {
+	if a == nil || a.currentBody() == nil {
+		return newAttempt(t.reg, req, nil), true
+	}
+	b := a.currentBody()
+	if rc := b.handOn(); rc != nil {
+		return newAttempt(t.reg, req, rc), true
+	}
+	if req.GetBody == nil {
+		return nil, false
+	}
+	rc, err := req.GetBody()
+	if err != nil {
+		return nil, false
+	}
+	b.settle(true)
+	return newAttempt(t.reg, req, rc), true
+}
+
+// fail ends a request with the error that its caller gets.
+func (t *Transport) fail(req *http.Request, a *attempt, first, err error) error {
+	if a != nil {
+		a.fail()
+	}
+	if first == nil {
+		return err
+	}
+	t.retried(req, first, err)
+	return newRetryError(first, err)
+}
+
+// maxUnsent bounds how often a request is sent again that was not sent at
+// all: 10 pauses add up to about a second.
+const maxUnsent = 10
+
+// pause gives the HTTP layer time to take a dead connection out of its pool,
+// a little longer each time. It reports false if ctx ended meanwhile.
+func pause(ctx context.Context, n int) bool {
+	t := time.NewTimer(time.Millisecond << n)
+	defer t.Stop()
+	select {
+	case <-t.C:
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}
+
+// CloseIdleConnections closes the base's idle connections, if it can.
+func (t *Transport) CloseIdleConnections() { closeIdle(t.base) }
+
+// CloseConnections closes every connection that the Registry knows, idle or
+// not, and the idle ones of the base. Requests in flight are sent again if
+// they may be. It returns the errors of the closing.
+func (t *Transport) CloseConnections() error {
+	err := t.reg.CloseAll()
+	closeIdle(t.base)
+	if err != nil {
+		return multierror.Prefix(err, "deadconn:")
+	}
+	return nil
+}
+
+// WrappedRoundTripper returns the base: apimachinery's net.RoundTripperWrapper,
+// by which client-go finds dialers, TLS settings and idle connections. What
+// NewTransport made returns its own *http.Transport; do not change it.
+func (t *Transport) WrappedRoundTripper() http.RoundTripper { return t.base }
+
+// closeIdle calls the first CloseIdleConnections on the way down from rt.
+func closeIdle(rt http.RoundTripper) {
+	for range maxLayers {
+		switch u := rt.(type) {
+		case interface{ CloseIdleConnections() }:
+			u.CloseIdleConnections()
+			return
+		case interface{ WrappedRoundTripper() http.RoundTripper }:
+			rt = u.WrappedRoundTripper()
+		default:
+			return
+		}
+	}
+}
