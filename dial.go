@@ -5,7 +5,10 @@ import (
 	"crypto/tls"
 	"net"
 	"net/http"
+	"sync"
 	"time"
+
+	"golang.org/x/net/http2"
 )
 
 type dialFunc = func(ctx context.Context, network, addr string) (net.Conn, error)
@@ -87,12 +90,49 @@ func (c *conn) handshake(ctx context.Context, tc *tls.Conn, timeout time.Duratio
 	return nil
 }
 
-// dialer is what a transport of ours dials with.
+// dialer is what a transport of ours dials with. It merges dials: while one
+// to an address is under way that may turn out to speak HTTP/2, the others
+// wait for its outcome. net/http dials once for each request that finds no
+// connection, and throws all but one away (golang/go#13957).
 type dialer struct {
 	reg       *Registry
-	under     dialFunc        // the user's own, or nil
-	transport *http.Transport // for its TLS settings
+	under     dialFunc        // the user's own
+	transport *http.Transport // for its settings
+
+	mu    sync.Mutex
+	calls map[string]*call    // guarded by mu; by address
+	http1 map[string]struct{} // guarded by mu; addresses known not to speak HTTP/2
 }
+
+// maxHTTP1 bounds what a dialer remembers. When it is full it starts again:
+// forgetting an address costs its next burst one handshake of waiting.
+const maxHTTP1 = 4096
+
+// call is a dial that others may wait for. Its outcome is written before done
+// is closed and read after.
+type call struct {
+	done    chan struct{}
+	outcome outcome
+	err     error // if failed
+}
+
+type outcome uint8
+
+const (
+	failed outcome = iota + 1
+	gaveUp
+	isHTTP1
+	isHTTP2
+)
+
+// supersededWait is how long a dial that is not needed any more takes to end.
+// net/http gives its request the new HTTP/2 connection meanwhile, so that
+// nobody sees the end. It may be long: only a request that lost its
+// connection again at once waits for it.
+const supersededWait = 20 * time.Millisecond
+
+// errSuperseded is what RoundTrip sees otherwise: nothing was sent.
+var errSuperseded = &notSentError{"another dial has brought up an HTTP/2 connection"}
 
 func (d *dialer) dialContext(ctx context.Context, network, addr string) (net.Conn, error) {
 	c, err := d.reg.dial(ctx, network, addr, d.under)
@@ -107,8 +147,59 @@ func (d *dialer) dialContext(ctx context.Context, network, addr string) (net.Con
 // and measure what they say. TLSHandshakeTimeout, which net/http does not
 // apply to a custom dialer, is applied here.
 func (d *dialer) dialTLSContext(ctx context.Context, network, addr string) (net.Conn, error) {
+	if requiresHTTP1(ctx) || d.transport.DisableKeepAlives || d.transport.MaxIdleConnsPerHost < 0 {
+		return d.start(ctx, network, addr, nil) // its connection is for it alone
+	}
+	for {
+		own, other := d.join(addr)
+		if other == nil {
+			return d.start(ctx, network, addr, own)
+		}
+		select {
+		case <-other.done:
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		}
+		switch other.outcome {
+		case failed:
+			return nil, other.err
+		case isHTTP2:
+			t := time.NewTimer(supersededWait)
+			defer t.Stop()
+			select {
+			case <-t.C:
+			case <-ctx.Done():
+			}
+			return nil, errSuperseded
+		}
+	}
+}
+
+// join returns the call to addr that is under way, or else one to make:
+// nil, if addr is known not to speak HTTP/2.
+func (d *dialer) join(addr string) (own, other *call) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if c := d.calls[addr]; c != nil {
+		return nil, c
+	}
+	if _, ok := d.http1[addr]; ok {
+		return nil, nil
+	}
+	own = &call{done: make(chan struct{})}
+	if d.calls == nil {
+		d.calls = make(map[string]*call)
+	}
+	d.calls[addr] = own
+	return own, nil
+}
+
+// start dials addr and starts the TLS handshake. If others can wait for it
+// cl is not nil.
+func (d *dialer) start(ctx context.Context, network, addr string, cl *call) (net.Conn, error) {
 	c, err := d.reg.dial(ctx, network, addr, d.under)
 	if c == nil {
+		d.end(addr, cl, failure(ctx, err), err)
 		return nil, err
 	}
 	// net/http has completed its TLSClientConfig (NextProtos for HTTP/2)
@@ -118,8 +209,56 @@ func (d *dialer) dialTLSContext(ctx context.Context, network, addr string) (net.
 		cfg.NextProtos = nil // as addTLS does
 	}
 	tc := tls.Client(c, cfg)
-	go c.handshake(ctx, tc, d.transport.TLSHandshakeTimeout)
+	go func() {
+		if err := c.handshake(ctx, tc, d.transport.TLSHandshakeTimeout); err != nil {
+			d.end(addr, cl, failure(ctx, err), err)
+			return
+		}
+		o := isHTTP1
+		if tc.ConnectionState().NegotiatedProtocol == http2.NextProtoTLS {
+			o = isHTTP2
+			c.awaitPooled()
+		}
+		if !requiresHTTP1(ctx) {
+			d.learn(addr, o)
+		}
+		d.end(addr, cl, o, nil)
+	}()
 	return tc, nil
+}
+
+// failure is how others are to take the end of a dial with ctx.
+func failure(ctx context.Context, err error) outcome {
+	if err == nil || ctx.Err() != nil {
+		return gaveUp // its own affair: another takes over
+	}
+	return failed
+}
+
+// learn remembers which protocol addr speaks.
+func (d *dialer) learn(addr string, o outcome) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if o == isHTTP2 {
+		delete(d.http1, addr)
+		return
+	}
+	if d.http1 == nil || len(d.http1) >= maxHTTP1 {
+		d.http1 = make(map[string]struct{})
+	}
+	d.http1[addr] = struct{}{}
+}
+
+// end tells the outcome of a dial to those who wait for it, if cl is not nil.
+func (d *dialer) end(addr string, cl *call, o outcome, err error) {
+	if cl == nil {
+		return
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	cl.outcome, cl.err = o, err
+	delete(d.calls, addr)
+	close(cl.done)
 }
 
 // http1Key marks the context of a request that only HTTP/1 can carry. net/http

@@ -62,11 +62,12 @@ type conn struct {
 	shakenRead  atomic.Int64 // read, when the TLS handshake was done; 0: not known
 	writeFailed atomic.Bool  // a write failed, so that no later one can succeed
 
-	fate     atomic.Pointer[death] // why it is of no use any more; set once
-	evicted  atomic.Bool           // set once, by whoever closes it
-	closed   atomic.Bool           // its user, the HTTP layer, has let go of it
-	foreign  bool                  // not dialed by us and not in the path of its bytes
-	released chan struct{}         // closed with closed; nil if foreign
+	fate     atomic.Pointer[death]         // why it is of no use any more; set once
+	evicted  atomic.Bool                   // set once, by whoever closes it
+	closed   atomic.Bool                   // its user, the HTTP layer, has let go of it
+	foreign  bool                          // not dialed by us and not in the path of its bytes
+	released chan struct{}                 // closed with closed; nil if foreign
+	onWrite  atomic.Pointer[chan struct{}] // closed at the next write, if set
 
 	prev, next *conn // guarded by reg.mu
 }
@@ -258,6 +259,9 @@ func (c *conn) Write(p []byte) (int, error) {
 	if n > 0 {
 		c.wrote.Add(int64(n))
 	}
+	if ch := c.onWrite.Load(); ch != nil && c.onWrite.CompareAndSwap(ch, nil) {
+		close(*ch)
+	}
 	if err != nil {
 		c.writeFailed.Store(true)
 		err = c.failure("write", err)
@@ -322,6 +326,24 @@ func (c *conn) NetConn() net.Conn { return c.Conn }
 
 // shaken notes that the TLS handshake is done.
 func (c *conn) shaken() { c.shakenRead.CompareAndSwap(0, max(1, c.read.Load())) }
+
+// pooledWait bounds awaitPooled. The HTTP/2 layer takes microseconds.
+const pooledWait = time.Millisecond
+
+// awaitPooled waits after the handshake until the HTTP/2 layer has put c in
+// its pool, or is about to: around that it writes its preface and the first
+// request.
+func (c *conn) awaitPooled() {
+	written := make(chan struct{})
+	c.onWrite.Store(&written)
+	t := time.NewTimer(pooledWait)
+	defer t.Stop()
+	select {
+	case <-written:
+	case <-c.released:
+	case <-t.C:
+	}
+}
 
 // A TLS alert, in the largest framing of TLS 1.2 and 1.3, with room to spare.
 // An HTTP/2 server that took the connection has sent more: its SETTINGS and

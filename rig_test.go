@@ -112,3 +112,14 @@ func onlyReader(s string) io.Reader { return struct{ io.Reader }{strings.NewRead
 var _ net.Conn = (*conn)(nil)
 
 func newString(s string) *strings.Reader { return strings.NewReader(s) }
+
+// live returns a connection that its user has not closed, the newest.
+func live(d *faultnet.Dialer) *faultnet.Conn {
+	conns := d.Conns()
+	for i := len(conns) - 1; i >= 0; i-- {
+		if !conns[i].Closed() {
+			return conns[i]
+		}
+	}
+	return nil
+}

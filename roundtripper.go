@@ -113,7 +113,7 @@ type verdict struct {
 // judge collects the evidence. The caller's own doings come first: an end of
 // the context or of the body can look like anything (DESIGN fact 10).
 func (t *Transport) judge(req *http.Request, a *attempt, start int64, err error) (v verdict) {
-	if req == nil || req.URL == nil || gaveUp(req) || a != nil && a.bodyFailed() {
+	if req == nil || req.URL == nil || callerEnded(req) || a != nil && a.bodyFailed() {
 		return verdict{}
 	}
 	v.kind = Classify(err)
@@ -130,8 +130,8 @@ func (t *Transport) judge(req *http.Request, a *attempt, start int64, err error)
 	return v
 }
 
-// gaveUp reports whether the caller has ended req.
-func gaveUp(req *http.Request) bool {
+// callerEnded reports whether the caller has ended req.
+func callerEnded(req *http.Request) bool {
 	select {
 	case <-req.Cancel: //nolint:staticcheck // deprecated, and in use
 		return true

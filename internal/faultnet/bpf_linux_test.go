@@ -12,9 +12,7 @@ import (
 
 func TestBlackholeSocket(t *testing.T) {
 	s := server(t, ok)
-	var d faultnet.Dialer
-	c := client(t, &d, s.ClientTLS())
-	mustGet(t, c, s.URL, "HTTP/2.0 200 ok")
+	c, d := warm(t, s.URL, s.ClientTLS())
 	// Only a NetConn method on top, as a *tls.Conn has.
 	conn := hidden{d.Last()}
 	if err := faultnet.BlackholeSocket(conn); errors.Is(err, syscall.EPERM) {

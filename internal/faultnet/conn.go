@@ -137,8 +137,9 @@ func (c *Conn) Heal() {
 // Here, Reads and Writes get what the kernel gives on a closed socket
 // (net.ErrClosed). For the user of c it is not closed: Closed reports false.
 func (c *Conn) SetLinger0AndClose() {
-	c.change(func() { c.writes, c.dark = passing, false })
+	// Closed first: a Write that was held must not get through.
 	closeWithRST(c.Conn)
+	c.change(func() { c.writes, c.dark = passing, false })
 }
 
 // CloseUnderneath closes the socket without telling the user of c, as in
@@ -146,8 +147,10 @@ func (c *Conn) SetLinger0AndClose() {
 // closed network connection", while a Read goes on sleeping until Close or
 // the read deadline. The peer sees a FIN.
 func (c *Conn) CloseUnderneath() {
-	c.change(func() { c.writes, c.underneath = passing, true })
+	c.change(func() { c.underneath = true })
 	c.Conn.Close()
+	// Only now: a Write that was held must not get through.
+	c.change(func() { c.writes = passing })
 }
 
 // Reset makes the connection end as if an RST had arrived: Reads fail with

@@ -129,6 +129,29 @@ func client(t *testing.T, d *faultnet.Dialer, cfg *tls.Config) *http.Client {
 	return &http.Client{Transport: tr}
 }
 
+// warm returns a client with exactly one connection to url, pooled, over which
+// one response or more have come. It asks again because net/http pools an
+// HTTP/2 connection only a moment after it has handed it to its first request:
+// a second request may dial as well.
+func warm(t *testing.T, url string, cfg *tls.Config) (*http.Client, *faultnet.Dialer) {
+	t.Helper()
+	for range 100 {
+		d := new(faultnet.Dialer)
+		c := client(t, d, cfg)
+		for range 2 {
+			if _, err := get(c, url, bound); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if d.Dials() == 1 {
+			return c, d
+		}
+		d.CloseAll()
+	}
+	t.Fatal("no client with one connection in 100 trials")
+	return nil, nil
+}
+
 // get returns protocol, status and body, or an error within the timeout.
 func get(c *http.Client, url string, timeout time.Duration) (string, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), timeout)

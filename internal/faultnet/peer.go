@@ -154,7 +154,8 @@ type PeerConn struct {
 
 	// The fields below belong to the reading goroutine.
 	streams  map[uint32]*peerStream
-	requests []*PeerRequest // arrived while reading a body
+	requests []*PeerRequest // not yet returned by ReadRequest
+	acked    bool           // the client has acknowledged a SETTINGS frame
 
 	wmu         sync.Mutex // guards writing with Framer, and the fields below
 	headers     bytes.Buffer
@@ -239,8 +240,13 @@ func (c *PeerConn) Settings(s ...http2.Setting) error {
 // ReadRequest reads until the next request. Meanwhile it answers PINGs, unless
 // told otherwise, acknowledges SETTINGS, collects the DATA of all streams and
 // gives the flow control back; everything else it skips.
+//
+// The first request is not returned before the client has acknowledged the
+// peer's SETTINGS, so that no write of the client is under way then. Otherwise
+// an RST could hit that write instead of the client's reader, and a FIN could
+// become an RST because of bytes that nobody has read.
 func (c *PeerConn) ReadRequest() (*PeerRequest, error) {
-	for len(c.requests) == 0 {
+	for len(c.requests) == 0 || !c.acked {
 		if err := c.readFrame(); err != nil {
 			return nil, err
 		}
@@ -311,6 +317,7 @@ func (c *PeerConn) readFrame() error {
 		if !f.IsAck() {
 			return c.write(c.Framer.WriteSettingsAck)
 		}
+		c.acked = true
 	}
 	return nil
 }

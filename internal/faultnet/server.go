@@ -152,11 +152,12 @@ func (s *Server) Conns() int { return s.conns.count() }
 // OpenConns returns how many of the accepted connections are still open here.
 func (s *Server) OpenConns() int { return s.conns.open() }
 
-// KillConns closes every open connection below TLS: clients get a FIN or, for
-// what was not read yet, an RST. The server goes on accepting new ones.
+// KillConns closes every open connection below TLS: clients get a FIN or, where
+// something they sent was not read yet, an RST. The server goes on accepting.
 func (s *Server) KillConns() { s.conns.closeAll(net.Conn.Close) }
 
-// ResetConns closes every open connection so that clients get an RST.
+// ResetConns closes every open connection so that clients get an RST. A client
+// that writes at that moment may learn of it there, and then read EOF.
 func (s *Server) ResetConns() { s.conns.closeAll(closeWithRST) }
 
 // Close stops the server, closes its connections, cancels the contexts of its
@@ -165,11 +166,12 @@ func (s *Server) Close() {
 	s.mu.Lock()
 	s.closing = true
 	s.mu.Unlock()
-	s.cancel()
 	s.srv.Close()
 	<-s.served
 	// Those that http.Server forgot about: hijacked ones.
 	s.conns.closeAll(net.Conn.Close)
+	// Only now, lest a handler that ends by this still gets its response out.
+	s.cancel()
 	s.handlers.Wait()
 }
 
