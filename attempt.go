@@ -11,7 +11,7 @@ import (
 // attempt is one sending of a request, and what was seen of it: which
 // connection carried it and how far it got.
 type attempt struct {
-	reg    *Registry
+	t      *Transport
 	req    *http.Request // ours, a shallow copy of the caller's
 	caller *http.Request
 	start  int64
@@ -19,11 +19,11 @@ type attempt struct {
 	mu            sync.Mutex
 	body          *body    // nil: the request has none
 	asked         bool     // the base looks for a connection, so it has some
-	conn          net.Conn // the last that GotConn told; nil: none
-	tracked       *conn    // conn's, if a Registry of ours dialed it
-	reused        bool     // conn had been used before
-	landed        bool     // conn was known to be dead already
-	wrote         int64    // tracked.wrote, when the request got it
+	got           net.Conn // the last that GotConn told; nil: none
+	conn          *conn    // got's; nil if it is foreign and not watched
+	reused        bool     // got had been used before
+	landed        bool     // got was known to be dead already
+	wrote         int64    // conn.wrote, when the request got it
 	headersFailed bool     // the write of the request's header failed
 
 	first body // what body points to at the start, here to save an allocation
@@ -32,8 +32,8 @@ type attempt struct {
 
 // newAttempt prepares to send req with body, which may be nil. What httptrace
 // tells comes on top of the hooks that the caller has set.
-func newAttempt(reg *Registry, req *http.Request, rc io.ReadCloser) *attempt {
-	a := &attempt{reg: reg, caller: req, start: now()}
+func (t *Transport) newAttempt(req *http.Request, rc io.ReadCloser) *attempt {
+	a := &attempt{t: t, caller: req, start: now()}
 	a.trace.GetConn = a.getConn
 	a.trace.GotConn = a.gotConn
 	if !IsIdempotent(req) {
@@ -74,22 +74,30 @@ func (a *attempt) getConn(string) {
 
 // gotConn may be called several times in one attempt: the last one counts.
 func (a *attempt) gotConn(info httptrace.GotConnInfo) {
-	t := tracked(info.Conn)
+	c := tracked(info.Conn)
+	if c == nil && !a.t.health.Disable {
+		c = a.t.reg.adopt(info.Conn, a.t)
+	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	a.conn, a.tracked, a.reused = info.Conn, t, info.Reused
-	a.headersFailed = false
-	if t == nil {
-		a.landed = a.reg.hasEvicted(info.Conn)
-		return
+	a.got, a.conn, a.reused = info.Conn, c, info.Reused
+	a.headersFailed, a.landed = false, false
+	switch {
+	case c == nil:
+	case c.foreign:
+		a.landed = c.dead()
+		c.wrote.Add(1)
+		c.wait(now())
+	default:
+		c.own(a.t)
+		if !info.Reused {
+			c.shaken()
+		}
+		// One that is younger than the attempt was dialed for it: its death
+		// is an answer, not bad luck.
+		a.landed = c.dead() && c.born < a.start
+		a.wrote = c.wrote.Load()
 	}
-	if !info.Reused {
-		t.shaken()
-	}
-	// One that is younger than the attempt was dialed for it: its death is
-	// an answer, not bad luck.
-	a.landed = t.dead() && t.born < a.start
-	a.wrote = t.wrote.Load()
 }
 
 // wroteHeaders is called when the write of the header has ended, well or not.
@@ -101,7 +109,7 @@ func (a *attempt) gotConn(info httptrace.GotConnInfo) {
 func (a *attempt) wroteHeaders() {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if a.tracked != nil && a.tracked.writeFailed.Load() {
+	if a.conn != nil && a.conn.writeFailed.Load() {
 		a.headersFailed = true
 	}
 }
@@ -110,18 +118,20 @@ func (a *attempt) wroteHeaders() {
 func (a *attempt) evidence(v verdict) verdict {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	switch c := a.tracked; {
-	case c != nil:
-		v.conn = c
-		v.refused = c.refused(a.start)
-		v.landed = a.landed
+	switch {
+	case a.got != nil:
+		v.conn, v.landed = a.conn, a.landed
+		if v.conn == nil && v.kind.Dead() {
+			v.conn = a.t.reg.adopt(a.got, a.t)
+		}
+		if c := v.conn; c == nil || c.foreign {
+			v.refused = !a.reused && peerEnded(v.kind)
+			break
+		}
+		v.refused = v.conn.refused(a.start)
 		// DESIGN fact 13: no byte has gone out since the request got its
 		// connection, or its header did not go out whole.
-		v.unsent = a.headersFailed || c.wrote.Load() == a.wrote
-	case a.conn != nil:
-		v.conn = a.reg.adopt(a.conn)
-		v.refused = !a.reused && peerEnded(v.kind)
-		v.landed = a.landed
+		v.unsent = a.headersFailed || v.conn.wrote.Load() == a.wrote
 	case !a.asked:
 		v.hidden = true
 	case !v.kind.Unprocessed():
@@ -134,6 +144,9 @@ func (a *attempt) evidence(v verdict) verdict {
 func (a *attempt) finish(resp *http.Response) *http.Response {
 	if b := a.currentBody(); b != nil {
 		b.settle(false)
+	}
+	if c := a.conn; c != nil && c.foreign {
+		c.unanswered.Store(0)
 	}
 	if resp != nil {
 		resp.Request = a.caller

@@ -3,6 +3,7 @@ package deadconn
 import (
 	"context"
 	"crypto/tls"
+	"math"
 	"net"
 	"net/http"
 	"sync"
@@ -20,7 +21,7 @@ var defaultDialer = net.Dialer{Timeout: 30 * time.Second, KeepAlive: 30 * time.S
 // is closed, by whoever got it. Errors are those of the underlying dialer. It
 // fits http.Transport.DialContext and client-go's rest.Config.Dial.
 func (r *Registry) DialContext(ctx context.Context, network, addr string) (net.Conn, error) {
-	c, err := r.dial(ctx, network, addr, r.Dial)
+	c, err := r.dial(ctx, network, addr, r.Dial, nil)
 	if c == nil {
 		return nil, err
 	}
@@ -29,7 +30,7 @@ func (r *Registry) DialContext(ctx context.Context, network, addr string) (net.C
 
 // dial dials by under, nil meaning the default. Like under, it may return
 // (nil, nil), which net/http reports.
-func (r *Registry) dial(ctx context.Context, network, addr string, under dialFunc) (*conn, error) {
+func (r *Registry) dial(ctx context.Context, network, addr string, under dialFunc, owner *Transport) (*conn, error) {
 	if under == nil {
 		under = defaultDialer.DialContext
 	}
@@ -37,7 +38,7 @@ func (r *Registry) dial(ctx context.Context, network, addr string, under dialFun
 	if err != nil || raw == nil {
 		return nil, err
 	}
-	return r.track(raw, addr), nil
+	return r.track(raw, addr, owner), nil
 }
 
 // DialTLSContext dials as [Registry.DialContext] does and sets up TLS by
@@ -46,7 +47,7 @@ func (r *Registry) dial(ctx context.Context, network, addr string, under dialFun
 // speaks HTTP/2 over no other type. For HTTP/2, r.TLSClientConfig.NextProtos
 // must offer "h2" and the http.Transport must have ForceAttemptHTTP2 set.
 func (r *Registry) DialTLSContext(ctx context.Context, network, addr string) (net.Conn, error) {
-	c, err := r.dial(ctx, network, addr, r.Dial)
+	c, err := r.dial(ctx, network, addr, r.Dial, nil)
 	if c == nil {
 		return nil, err
 	}
@@ -77,8 +78,14 @@ func tlsConfig(base *tls.Config, addr string) *tls.Config {
 func (c *conn) handshake(ctx context.Context, tc *tls.Conn, timeout time.Duration) error {
 	if timeout > 0 {
 		// The handshake may also be run by net/http. It ends either way
-		// when c does, and c's reads then give the timeout.
-		t := time.AfterFunc(timeout, func() { c.evict(KindTimedOut, handshakeTimeoutError{}) })
+		// when c does, and c's reads then give the timeout. What the
+		// user's dialer returned is closed too: it may not notice the end
+		// of the socket below it. Nobody has used c yet, so this is a dial
+		// that failed and no eviction to tell of.
+		t := time.AfterFunc(timeout, func() {
+			c.shut(KindTimedOut, handshakeTimeoutError{})
+			c.Conn.Close()
+		})
 		defer t.Stop()
 	}
 	err := tc.HandshakeContext(ctx)
@@ -96,6 +103,7 @@ func (c *conn) handshake(ctx context.Context, tc *tls.Conn, timeout time.Duratio
 // connection, and throws all but one away (golang/go#13957).
 type dialer struct {
 	reg       *Registry
+	owner     *Transport
 	under     dialFunc        // the user's own
 	transport *http.Transport // for its settings
 
@@ -112,9 +120,25 @@ const maxHTTP1 = 4096
 // is closed and read after.
 type call struct {
 	done    chan struct{}
+	conn    *conn // guarded by dialer.mu; nil: not dialed yet
 	outcome outcome
 	err     error // if failed
+	ended   int64 // if failed: its progress then
 }
+
+// progress tells how far cl has come. It grows, to endOfConn at most.
+func (cl *call) progress() int64 {
+	switch c := cl.conn; {
+	case c == nil:
+		return -1
+	case c.dead():
+		return endOfConn
+	default:
+		return c.read.Load()
+	}
+}
+
+const endOfConn = math.MaxInt64
 
 type outcome uint8
 
@@ -135,7 +159,7 @@ const supersededWait = 20 * time.Millisecond
 var errSuperseded = &notSentError{"another dial has brought up an HTTP/2 connection"}
 
 func (d *dialer) dialContext(ctx context.Context, network, addr string) (net.Conn, error) {
-	c, err := d.reg.dial(ctx, network, addr, d.under)
+	c, err := d.reg.dial(ctx, network, addr, d.under, d.owner)
 	if c == nil {
 		return nil, err
 	}
@@ -151,7 +175,7 @@ func (d *dialer) dialTLSContext(ctx context.Context, network, addr string) (net.
 		return d.start(ctx, network, addr, nil) // its connection is for it alone
 	}
 	for {
-		own, other := d.join(addr)
+		own, other, joined := d.join(addr)
 		if other == nil {
 			return d.start(ctx, network, addr, own)
 		}
@@ -162,7 +186,11 @@ func (d *dialer) dialTLSContext(ctx context.Context, network, addr string) (net.
 		}
 		switch other.outcome {
 		case failed:
-			return nil, other.err
+			// net/http may have told its request of the end before we
+			// could. Whoever has come since has not seen it fail.
+			if joined < other.ended {
+				return nil, other.err
+			}
 		case isHTTP2:
 			t := time.NewTimer(supersededWait)
 			defer t.Stop()
@@ -175,29 +203,29 @@ func (d *dialer) dialTLSContext(ctx context.Context, network, addr string) (net.
 	}
 }
 
-// join returns the call to addr that is under way, or else one to make:
-// nil, if addr is known not to speak HTTP/2.
-func (d *dialer) join(addr string) (own, other *call) {
+// join returns the call to addr that is under way and its progress, or else
+// one to make: nil, if addr is known not to speak HTTP/2.
+func (d *dialer) join(addr string) (own, other *call, progress int64) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if c := d.calls[addr]; c != nil {
-		return nil, c
+		return nil, c, c.progress()
 	}
 	if _, ok := d.http1[addr]; ok {
-		return nil, nil
+		return nil, nil, 0
 	}
 	own = &call{done: make(chan struct{})}
 	if d.calls == nil {
 		d.calls = make(map[string]*call)
 	}
 	d.calls[addr] = own
-	return own, nil
+	return own, nil, 0
 }
 
 // start dials addr and starts the TLS handshake. If others can wait for it
 // cl is not nil.
 func (d *dialer) start(ctx context.Context, network, addr string, cl *call) (net.Conn, error) {
-	c, err := d.reg.dial(ctx, network, addr, d.under)
+	c, err := d.reg.dial(ctx, network, addr, d.under, d.owner)
 	if c == nil {
 		d.end(addr, cl, failure(ctx, err), err)
 		return nil, err
@@ -209,8 +237,15 @@ func (d *dialer) start(ctx context.Context, network, addr string, cl *call) (net
 		cfg.NextProtos = nil // as addTLS does
 	}
 	tc := tls.Client(c, cfg)
+	if cl != nil {
+		d.mu.Lock()
+		cl.conn = c
+		d.mu.Unlock()
+	}
 	go func() {
-		if err := c.handshake(ctx, tc, d.transport.TLSHandshakeTimeout); err != nil {
+		// net/http ends its handshake, and so ours, when ctx ends. Ours must
+		// not: it may return last, and c be in use by then.
+		if err := c.handshake(context.WithoutCancel(ctx), tc, d.transport.TLSHandshakeTimeout); err != nil {
 			d.end(addr, cl, failure(ctx, err), err)
 			return
 		}
@@ -219,6 +254,7 @@ func (d *dialer) start(ctx context.Context, network, addr string, cl *call) (net
 			o = isHTTP2
 			c.awaitPooled()
 		}
+		c.proto.Store(uint32(o))
 		if !requiresHTTP1(ctx) {
 			d.learn(addr, o)
 		}
@@ -256,7 +292,10 @@ func (d *dialer) end(addr string, cl *call, o outcome, err error) {
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	cl.outcome, cl.err = o, err
+	cl.outcome, cl.err, cl.ended = o, err, endOfConn
+	if cl.conn != nil && !cl.conn.dead() {
+		cl.ended = cl.conn.read.Load()
+	}
 	delete(d.calls, addr)
 	close(cl.done)
 }

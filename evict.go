@@ -10,6 +10,7 @@ import (
 	"reflect"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"time"
 
 	"github.com/hashicorp/go-multierror"
@@ -45,29 +46,51 @@ type Registry struct {
 
 	// The last connections that failed or were evicted, for errors that do
 	// not tell where they come from.
-	failed     [32]*conn    // guarded by mu; a ring
-	failedNext int          // guarded by mu
-	foreigners atomic.Int64 // how many foreign ones were ever among them
+	failed     [32]*conn // guarded by mu; a ring
+	failedNext int       // guarded by mu
+
+	// Connections that somebody else dialed, while they are watched, and
+	// how many of them were ever evicted.
+	foreign        sync.Map // net.Conn, the raw one -> *conn
+	foreignEvicted atomic.Int64
+
+	waiting  atomic.Pointer[conn] // a stack of those that are new to the watch
+	watching atomic.Bool          // the watch runs
 }
 
 // conn is a connection of a Registry. It sits below TLS: net/http speaks
 // HTTP/2 only over a real *tls.Conn (DESIGN fact 4).
 type conn struct {
 	net.Conn
-	reg  *Registry
-	addr string // as dialed
-	born int64  // when the dial was done
+	reg   *Registry
+	owner atomic.Pointer[Transport] // whom to tell of c; nil: nobody uses it yet
+	addr  string                    // as dialed
+	born  int64                     // when the dial was done
 
-	read, wrote atomic.Int64 // bytes that went through
-	shakenRead  atomic.Int64 // read, when the TLS handshake was done; 0: not known
-	writeFailed atomic.Bool  // a write failed, so that no later one can succeed
+	read, wrote atomic.Int64                  // bytes that went through
+	shakenRead  atomic.Int64                  // read, when the TLS handshake was done; 0: not known
+	onWrite     atomic.Pointer[chan struct{}] // closed at the next write, if set
 
-	fate     atomic.Pointer[death]         // why it is of no use any more; set once
-	evicted  atomic.Bool                   // set once, by whoever closes it
-	closed   atomic.Bool                   // its user, the HTTP layer, has let go of it
-	foreign  bool                          // not dialed by us and not in the path of its bytes
-	released chan struct{}                 // closed with closed; nil if foreign
-	onWrite  atomic.Pointer[chan struct{}] // closed at the next write, if set
+	fate        atomic.Pointer[death] // why it is of no use any more; set once
+	released    chan struct{}         // closed with closed; nil if foreign
+	writeFailed atomic.Bool           // a write failed, so that no later one can succeed
+	evicted     atomic.Bool           // set once, by whoever closes it
+	reported    atomic.Bool           // its owner was told that it was evicted
+	closed      atomic.Bool           // its user, the HTTP layer, has let go of it
+	foreign     bool                  // not dialed by us and not in the path of its bytes
+	proto       atomic.Uint32         // an outcome: isHTTP1, isHTTP2, or 0 if not known
+
+	// The watch, see liveness.go.
+	watched     atomic.Bool     // Health is not disabled
+	listed      atomic.Bool     // on the list of the watch, or about to be
+	unanswered  atomic.Int64    // since when; 0: something was read after all writes
+	writing     atomic.Int64    // since when a Write has been going on; 0: none
+	nextWaiting *conn           // on the list
+	raw         syscall.RawConn // the watch's own
+	firstLook   int64           // the watch's own: since when c looks suspect
+	suspected   int64           // the watch's own: since when c is; 0: not
+	probing     probing
+	detoured    bool // the watch's own: requests go elsewhere because of c
 
 	prev, next *conn // guarded by reg.mu
 }
@@ -78,8 +101,11 @@ var epoch = time.Now()
 func now() int64 { return int64(time.Since(epoch)) }
 
 // track takes over raw. The conn that it returns is to be closed by its user.
-func (r *Registry) track(raw net.Conn, addr string) *conn {
+func (r *Registry) track(raw net.Conn, addr string, owner *Transport) *conn {
 	c := &conn{Conn: raw, reg: r, addr: addr, born: now(), released: make(chan struct{})}
+	if owner != nil {
+		c.own(owner)
+	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.live.next == nil {
@@ -121,7 +147,7 @@ func (r *Registry) CloseAll() error {
 	r.mu.Unlock()
 	var errs *multierror.Error
 	for _, c := range all {
-		if _, err := c.evict(KindClosed, errCloseAll); err != nil {
+		if err := c.shut(KindClosed, errCloseAll); err != nil {
 			errs = multierror.Append(errs, err)
 		}
 	}
@@ -153,74 +179,92 @@ func (c *conn) doom(kind Kind, err error) bool {
 	if !c.fate.CompareAndSwap(nil, &death{kind: kind, err: err, at: now()}) {
 		return false
 	}
-	if !c.foreign {
-		c.reg.mu.Lock()
-		defer c.reg.mu.Unlock()
-		c.reg.rememberLocked(c)
-	}
-	return true
-}
-
-func (r *Registry) rememberLocked(c *conn) {
+	r := c.reg
+	r.mu.Lock()
+	defer r.mu.Unlock()
 	r.failed[r.failedNext%len(r.failed)] = c
 	r.failedNext++
-}
-
-// adopt makes a conn for one that failed and was not dialed by us, the same
-// for all the requests that failed on it.
-func (r *Registry) adopt(nc net.Conn) *conn {
-	raw := rawConn(nc)
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	for _, c := range r.failed {
-		if c != nil && c.foreign && sameConn(c.Conn, raw) {
-			return c
-		}
-	}
-	c := &conn{Conn: raw, reg: r, foreign: true}
-	r.rememberLocked(c)
-	r.foreigners.Add(1)
-	return c
-}
-
-// hasEvicted reports whether nc is a foreign connection that was evicted of
-// late.
-func (r *Registry) hasEvicted(nc net.Conn) bool {
-	if r.foreigners.Load() == 0 {
-		return false
-	}
-	raw := rawConn(nc)
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	for _, c := range r.failed {
-		if c != nil && c.foreign && c.evicted.Load() && sameConn(c.Conn, raw) {
-			return true
-		}
-	}
-	return false
-}
-
-// sameConn compares identities. A conn that is no pointer has none.
-func sameConn(a, b net.Conn) bool {
-	va, vb := reflect.ValueOf(a), reflect.ValueOf(b)
-	return va.Kind() == reflect.Pointer && va.Type() == vb.Type() && va.Pointer() == vb.Pointer()
+	return true
 }
 
 func (c *conn) dead() bool { return c.fate.Load() != nil }
 
-// evict closes the raw connection, once, and reports whether this call did.
-// A *tls.Conn is never closed here: that can hang for 5 seconds on a dead
-// peer. It must be called without locks: closing may block.
-func (c *conn) evict(kind Kind, why error) (first bool, err error) {
-	if c.closed.Load() || !c.evicted.CompareAndSwap(false, true) {
-		return false, nil
+// own makes t the one to be told of c, if nobody is yet.
+func (c *conn) own(t *Transport) {
+	if c.owner.Load() == nil && c.owner.CompareAndSwap(nil, t) && !t.health.Disable {
+		c.watched.Store(true)
 	}
-	c.doom(kind, why)
-	if err := rawConn(c.Conn).Close(); err != nil && !errors.Is(err, net.ErrClosed) {
-		return true, err
-	}
-	return true, nil
 }
+
+// evict closes c, if the HTTP layer has not done so yet, and tells its owner,
+// once. It must be called without locks.
+func (c *conn) evict(kind Kind, why error) {
+	c.shut(kind, why)
+	if t := c.owner.Load(); t != nil && c.reported.CompareAndSwap(false, true) {
+		t.evicted(c)
+	}
+}
+
+// shut closes the raw connection, once. A *tls.Conn is never closed here: that
+// can hang for 5 seconds on a dead peer.
+func (c *conn) shut(kind Kind, why error) error {
+	c.doom(kind, why)
+	if c.closed.Load() || !c.evicted.CompareAndSwap(false, true) {
+		return nil
+	}
+	if c.foreign {
+		c.reg.foreignEvicted.Add(1)
+		c.reg.forget(c)
+	}
+	if err := rawConn(c.Conn).Close(); err != nil && !errors.Is(err, net.ErrClosed) {
+		return err
+	}
+	return nil
+}
+
+// adopt returns the conn for a connection that somebody else dialed, the same
+// for all its requests as long as it is watched or was evicted of late.
+func (r *Registry) adopt(nc net.Conn, owner *Transport) *conn {
+	raw := rawConn(nc)
+	if !isPointer(raw) {
+		return nil // it has no identity to go by
+	}
+	if c, ok := r.foreign.Load(raw); ok {
+		return c.(*conn)
+	}
+	if c := r.evictedForeign(raw); c != nil {
+		return c
+	}
+	c := &conn{Conn: raw, reg: r, born: now(), foreign: true}
+	c.own(owner)
+	v, _ := r.foreign.LoadOrStore(raw, c)
+	return v.(*conn)
+}
+
+// forget lets go of a connection that was adopted.
+func (r *Registry) forget(c *conn) {
+	if c.foreign {
+		r.foreign.CompareAndDelete(c.Conn, c)
+	}
+}
+
+// evictedForeign returns the conn of an adopted connection that was evicted
+// of late, or nil.
+func (r *Registry) evictedForeign(raw net.Conn) *conn {
+	if r.foreignEvicted.Load() == 0 {
+		return nil
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, c := range r.failed {
+		if c != nil && c.foreign && c.Conn == raw {
+			return c
+		}
+	}
+	return nil
+}
+
+func isPointer(c net.Conn) bool { return reflect.ValueOf(c).Kind() == reflect.Pointer }
 
 // releaseWait bounds the wait for the HTTP layer to let go of an evicted
 // connection. It takes well under a millisecond unless the machine is busy;
@@ -247,6 +291,9 @@ func (c *conn) Read(p []byte) (int, error) {
 	n, err := c.Conn.Read(p)
 	if n > 0 {
 		c.read.Add(int64(n))
+		if c.unanswered.Load() != 0 {
+			c.unanswered.Store(0)
+		}
 	}
 	if err != nil {
 		err = c.failure("read", err)
@@ -255,7 +302,11 @@ func (c *conn) Read(p []byte) (int, error) {
 }
 
 func (c *conn) Write(p []byte) (int, error) {
+	at := now()
+	c.writing.Store(at)
+	c.wait(at)
 	n, err := c.Conn.Write(p)
+	c.writing.Store(0)
 	if n > 0 {
 		c.wrote.Add(int64(n))
 	}
@@ -271,7 +322,8 @@ func (c *conn) Write(p []byte) (int, error) {
 
 // ReadFrom lets net/http send a file by sendfile, as it does on a TCPConn.
 func (c *conn) ReadFrom(src io.Reader) (int64, error) {
-	n, err := io.Copy(c.Conn, src)
+	n, err := io.Copy(c.Conn, src) // not watched: src may be the slow one
+	c.wait(now())
 	c.wrote.Add(n)
 	if err != nil {
 		// The error may be src's.

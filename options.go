@@ -1,6 +1,7 @@
 package deadconn
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"log/slog"
@@ -110,6 +111,7 @@ func (o Options) transport(base http.RoundTripper) *Transport {
 		reg:       o.Registry,
 		retryable: o.Retryable,
 		noRetry:   o.DisableRetry,
+		health:    o.Health.withDefaults(),
 		log:       o.Logger,
 	}
 	if t.reg == nil {
@@ -169,13 +171,25 @@ func (o Options) NewTransport() *Transport {
 		}
 	}
 
-	d := &dialer{reg: t.reg, transport: own, under: underlying(own, t.reg)}
-	own.DialContext, own.Dial = d.dialContext, nil
-	if own.DialTLSContext == nil && own.DialTLS == nil {
-		own.DialTLSContext = d.dialTLSContext
-		t.lean = true
+	under := underlying(own, t.reg)
+	t.lean = own.DialTLSContext == nil && own.DialTLS == nil
+	t.spare.make = func() *http.Transport {
+		rt := own.Clone()
+		rt.DialTLSContext = nil
+		t.dialBy(rt, under)
+		return rt
 	}
+	t.dialBy(own, under)
 	return t
+}
+
+// dialBy makes rt dial through t's Registry, which dials by under.
+func (t *Transport) dialBy(rt *http.Transport, under dialFunc) {
+	d := &dialer{reg: t.reg, owner: t, transport: rt, under: under}
+	rt.DialContext, rt.Dial = d.dialContext, nil
+	if t.lean {
+		rt.DialTLSContext = d.dialTLSContext
+	}
 }
 
 // defaultBase returns net/http's default transport, or its documented
@@ -238,19 +252,22 @@ func (h Health) apply(t *http.Transport) {
 	if t.HTTP2 == nil {
 		t.HTTP2 = new(http.HTTP2Config)
 	}
+	h = h.withDefaults()
 	for _, f := range []struct {
-		dst        *time.Duration
-		value, def time.Duration
+		dst   *time.Duration
+		value time.Duration
 	}{
-		{&t.HTTP2.SendPingTimeout, h.PingInterval, defaultPingInterval},
-		{&t.HTTP2.PingTimeout, h.PingTimeout, defaultPingTimeout},
-		{&t.HTTP2.WriteByteTimeout, h.WriteTimeout, defaultWriteTimeout},
+		{&t.HTTP2.SendPingTimeout, h.PingInterval},
+		{&t.HTTP2.PingTimeout, h.PingTimeout},
+		{&t.HTTP2.WriteByteTimeout, h.WriteTimeout},
 	} {
-		if *f.dst == 0 {
-			*f.dst = f.value
-		}
-		if *f.dst == 0 {
-			*f.dst = f.def
-		}
+		*f.dst = cmp.Or(*f.dst, f.value)
 	}
+}
+
+func (h Health) withDefaults() Health {
+	h.PingInterval = cmp.Or(h.PingInterval, defaultPingInterval)
+	h.PingTimeout = cmp.Or(h.PingTimeout, defaultPingTimeout)
+	h.WriteTimeout = cmp.Or(h.WriteTimeout, defaultWriteTimeout)
+	return h
 }

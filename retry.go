@@ -50,6 +50,14 @@ func hasToken(values []string, token string) bool {
 
 func hasBody(req *http.Request) bool { return req.Body != nil && req.Body != http.NoBody }
 
+// requestBody returns req's body, nil if it has none.
+func requestBody(req *http.Request) io.ReadCloser {
+	if hasBody(req) {
+		return req.Body
+	}
+	return nil
+}
+
 // body guards a request body for one attempt. It closes the body below
 // exactly once, remembers the body's own error, and holds back a Close as
 // long as nothing was read, so that the next attempt can still have it.

@@ -22,9 +22,11 @@ type Transport struct {
 	lean      bool // every connection is one of reg, see RoundTrip
 	retryable func(*http.Request) bool
 	noRetry   bool
+	health    Health // with its defaults filled in
 	hooks     Hooks
 	log       *slog.Logger
 	stats     counters
+	spare     spare
 }
 
 var _ http.RoundTripper = (*Transport)(nil)
@@ -37,7 +39,7 @@ func (t *Transport) RoundTrip(req *http.Request) (*http.Response, error) {
 	start := now()
 	var a *attempt
 	if !t.isLean(req) {
-		a = newAttempt(t.reg, req, req.Body)
+		a = t.newAttempt(req, requestBody(req))
 	}
 	resp, err := t.send(a, req)
 	if err != nil {
@@ -60,13 +62,14 @@ func (t *Transport) isLean(req *http.Request) bool {
 
 // send makes one attempt; a is nil if it is lean.
 func (t *Transport) send(a *attempt, req *http.Request) (*http.Response, error) {
+	base := t.route(req)
 	if a == nil {
-		return t.base.RoundTrip(req)
+		return base.RoundTrip(req)
 	}
 	if t.own != nil && isWebSocket(req) {
 		a.req = a.req.WithContext(context.WithValue(a.req.Context(), http1Key{}, true))
 	}
-	resp, err := t.base.RoundTrip(a.req)
+	resp, err := base.RoundTrip(a.req)
 	if err != nil {
 		return nil, err
 	}
@@ -151,9 +154,7 @@ func (t *Transport) evict(ctx context.Context, v verdict, err error) {
 	if v.conn == nil {
 		return
 	}
-	if first, _ := v.conn.evict(v.kind, err); first {
-		t.evicted(v.conn)
-	}
+	v.conn.evict(v.kind, err)
 	v.conn.awaitRelease(ctx)
 }
 
@@ -173,11 +174,11 @@ func (t *Transport) mayRetry(req *http.Request, v verdict) bool {
 // again prepares the next attempt, and reports whether the body can be had.
 func (t *Transport) again(req *http.Request, a *attempt) (*attempt, bool) {
 	if a == nil || a.currentBody() == nil {
-		return newAttempt(t.reg, req, nil), true
+		return t.newAttempt(req, nil), true
 	}
 	b := a.currentBody()
 	if rc := b.handOn(); rc != nil {
-		return newAttempt(t.reg, req, rc), true
+		return t.newAttempt(req, rc), true
 	}
 	if req.GetBody == nil {
 		return nil, false
@@ -187,7 +188,7 @@ func (t *Transport) again(req *http.Request, a *attempt) (*attempt, bool) {
 		return nil, false
 	}
 	b.settle(true)
-	return newAttempt(t.reg, req, rc), true
+	return t.newAttempt(req, rc), true
 }
 
 // fail ends a request with the error that its caller gets.
@@ -220,14 +221,19 @@ func pause(ctx context.Context, n int) bool {
 }
 
 // CloseIdleConnections closes the base's idle connections, if it can.
-func (t *Transport) CloseIdleConnections() { closeIdle(t.base) }
+func (t *Transport) CloseIdleConnections() {
+	closeIdle(t.base)
+	if rt := t.spare.transport.Load(); rt != nil {
+		rt.CloseIdleConnections()
+	}
+}
 
 // CloseConnections closes every connection that the Registry knows, idle or
 // not, and the idle ones of the base. Requests in flight are sent again if
 // they may be. It returns the errors of the closing.
 func (t *Transport) CloseConnections() error {
 	err := t.reg.CloseAll()
-	closeIdle(t.base)
+	t.CloseIdleConnections()
 	if err != nil {
 		return multierror.Prefix(err, "deadconn:")
 	}

@@ -12,7 +12,7 @@ type Stats struct {
 }
 
 type counters struct {
-	evicted, rescued, lost atomic.Int64
+	suspected, evicted, rescued, lost atomic.Int64
 }
 
 // Stats returns a snapshot. It does not stop traffic.

@@ -1,0 +1,333 @@
+package deadconn
+
+import (
+	"fmt"
+	"net"
+	"syscall"
+	"time"
+)
+
+// A connection that says nothing is found out by evidence. Half of this file
+// is the question (evidence in, verdict out, one pure function), half the
+// watch that asks it. Closing is evict.go's.
+
+// evidence is what is known of a connection at one moment.
+type evidence struct {
+	silent  time.Duration // since the oldest write after which nothing was read; 0: none
+	writing time.Duration // how long a Write has been going on; 0: none is
+	kernel  kernelInfo
+}
+
+// kernelInfo is the kernel's account of the path (Linux: TCP_INFO). The zero
+// value knows nothing.
+type kernelInfo struct {
+	known       bool
+	unacked     uint32        // segments sent and not acknowledged
+	notSent     uint32        // bytes that wait in the send buffer
+	retransmits uint32        // timeouts in a row, without an ACK in between
+	probes      uint32        // keep-alive or window probes in a row, likewise
+	sinceACK    time.Duration // since the last ACK came in
+	rtt         time.Duration // smoothed
+}
+
+type livenessVerdict uint8
+
+const (
+	alive   livenessVerdict = iota // everything was answered, or at least acknowledged
+	silent                         // no answer yet, and no proof of anything
+	suspect                        // cheap, early evidence against the path
+	dead                           // proof
+)
+
+// The thresholds, and what they were measured against. On a path of 10 % loss
+// each way and 40 ms RTT, two retransmissions in a row are seen for 1.2 s and
+// three for 38 ms, and the longest time without an ACK is 2.3 s. A black hole
+// on a local network has 1 at 0.4 s, 2 at 0.8 s and 3 at 1.7 s. A spurious
+// tail loss probe counts as no retransmission here. That loss takes 6 probes
+// in a row, or their answers, 1 time in 20,000.
+const (
+	suspectSilence     = 200 * time.Millisecond
+	suspectRetransmits = 1
+	deadSilence        = 2500 * time.Millisecond // or 4 RTT, if that is longer
+	deadRetransmits    = 3
+	deadProbes         = 6
+)
+
+// verdict judges e. What the kernel knows decides. A peer that has
+// acknowledged everything, or that holds its window shut, is alive as far as
+// the kernel can see; whether its process is, only a PING can tell, which
+// net/http sends. Where the kernel tells nothing, only a write that has not
+// moved for writeTimeout is proof, besides that PING.
+func (e evidence) verdict(writeTimeout time.Duration) livenessVerdict {
+	k := e.kernel
+	long := max(deadSilence, 4*k.rtt)
+	switch {
+	case e.silent == 0 && e.writing == 0:
+		return alive
+	case !k.known && e.writing > writeTimeout:
+		return dead
+	case !k.known:
+		return silent
+	case (k.unacked > 0 && k.retransmits >= deadRetransmits || k.probes >= deadProbes) && k.sinceACK > long && e.silent > long:
+		return dead
+	case k.unacked == 0 && k.notSent == 0 && e.writing == 0:
+		return alive
+	case k.unacked > 0 && k.retransmits >= suspectRetransmits && k.sinceACK > suspectSilence && e.silent > suspectSilence:
+		return suspect
+	}
+	return silent
+}
+
+// silenceError says why a connection was evicted in silence.
+type silenceError struct{ evidence }
+
+func (e *silenceError) Error() string {
+	if k := e.kernel; k.known {
+		return fmt.Sprintf("no answer for %v, no ACK for %v, %d segments unacknowledged, %d retransmissions, %d probes",
+			e.silent.Round(time.Millisecond), k.sinceACK.Round(time.Millisecond), k.unacked, k.retransmits, k.probes)
+	}
+	return fmt.Sprintf("a write has made no progress for %v", e.writing.Round(time.Millisecond))
+}
+
+// watchTick is how often connections that wait for an answer are looked at.
+const watchTick = 100 * time.Millisecond
+
+// wait notes that something is about to be written to c, which is to be
+// answered. On the busy path that takes no lock: c is put on the list when it
+// is not there, and the watch takes it off.
+func (c *conn) wait(at int64) {
+	c.unanswered.CompareAndSwap(0, at)
+	if c.watched.Load() && !c.listed.Load() && c.listed.CompareAndSwap(false, true) {
+		c.reg.list(c)
+	}
+}
+
+// list puts c, which is marked as listed, before the watch, and starts it if
+// it rests.
+func (r *Registry) list(c *conn) {
+	for {
+		head := r.waiting.Load()
+		c.nextWaiting = head
+		if r.waiting.CompareAndSwap(head, c) {
+			break
+		}
+	}
+	if r.watching.CompareAndSwap(false, true) {
+		go r.watch()
+	}
+}
+
+// watch looks at the connections that wait for an answer, and ends when there
+// are none. So a Registry at rest has no goroutine and no timer.
+func (r *Registry) watch() {
+	var list []*conn
+	for {
+		time.Sleep(watchTick)
+		for c := r.waiting.Swap(nil); c != nil; {
+			next := c.nextWaiting
+			c.nextWaiting = nil
+			list = append(list, c)
+			c = next
+		}
+		list = r.look(list)
+		if len(list) > 0 {
+			continue
+		}
+		r.watching.Store(false)
+		// One may have been listed meanwhile, by somebody who saw the watch
+		// running.
+		if r.waiting.Load() == nil || !r.watching.CompareAndSwap(false, true) {
+			return
+		}
+	}
+}
+
+// look passes once over list and returns those that still wait.
+func (r *Registry) look(list []*conn) []*conn {
+	rest := list[:0]
+	for _, c := range list {
+		if c.look(now()) {
+			rest = append(rest, c)
+		}
+	}
+	clear(list[len(rest):])
+	return rest
+}
+
+// look judges c, does what follows, and reports whether c is to be looked at
+// again without another write.
+func (c *conn) look(at int64) bool {
+	if c.closed.Load() || c.evicted.Load() {
+		c.doubt(at, alive)
+		c.reg.forget(c)
+		return false
+	}
+	wrote := c.wrote.Load()
+	e := c.evidence(at)
+	if wait := max(e.silent, e.writing); wait > 0 {
+		if wait < suspectSilence {
+			return true // too early to ask
+		}
+		e.kernel = c.kernel()
+	}
+	v := e.verdict(c.owner.Load().health.WriteTimeout)
+	if v == dead {
+		c.evict(KindSilent, &silenceError{e})
+		c.doubt(at, alive)
+		return false
+	}
+	c.doubt(at, c.secondLook(at, v, e.kernel.rtt))
+	switch {
+	case v == alive:
+		// Acknowledged is enough: until the next write, or probe, the
+		// kernel sees no more.
+		return c.probe(at, e) || c.unlist(wrote)
+	case !e.kernel.known && e.writing == 0:
+		// Where the kernel sees nothing (a foreign connection is closed
+		// then, most likely) only a write under way is worth watching.
+		return c.unlist(wrote)
+	}
+	return true
+}
+
+// probeRounds are when, in a silence in which everything was acknowledged,
+// the kernel is made to ask the peer's: the request may have got through just
+// before the path died. Later on the PINGs of HTTP/2 take over.
+var probeRounds = [...]time.Duration{time.Second, 5 * time.Second}
+
+// probeEvery is how often, as long as there is no answer; or once an RTT, if
+// that is longer.
+const probeEvery = 200 * time.Millisecond
+
+// probe sends TCP keep-alive probes on a connection of ours that is silent,
+// and reports whether c is to be looked at for their sake. A peer whose
+// process is slow, or frozen, answers: its kernel does.
+func (c *conn) probe(at int64, e evidence) bool {
+	p := &c.probing
+	if since := c.unanswered.Load(); since != p.silence {
+		p.end(c)
+		*p = probing{silence: since}
+	}
+	if c.foreign || e.silent == 0 || p.round >= len(probeRounds) {
+		return false
+	}
+	round := e.silent - probeRounds[p.round]
+	switch {
+	case round < 0: // not yet
+	case p.sent > 0 && e.kernel.sinceACK < round:
+		p.end(c)
+		p.round++
+		return p.round < len(probeRounds)
+	case at-p.sent >= int64(max(probeEvery, e.kernel.rtt)):
+		was := probePeer(c.raw)
+		if was == (keepAlive{}) {
+			return false
+		}
+		if p.sent == 0 {
+			p.was = was
+		}
+		p.sent = at
+	}
+	return true
+}
+
+// probing is how far the probes of one silence have got.
+type probing struct {
+	silence int64     // conn.unanswered, which tells silences apart
+	round   int       // index of probeRounds
+	sent    int64     // when the last probe of the round was sent; 0: none was
+	was     keepAlive // the socket's own, while sent
+}
+
+// keepAlive is a socket's TCP_KEEPIDLE, in seconds, and TCP_KEEPCNT. Zero
+// means that it has none.
+type keepAlive struct{ idle, count int }
+
+// end puts back what the probes changed on c's socket.
+func (p *probing) end(c *conn) {
+	if p.sent > 0 {
+		unprobe(c.raw, p.was)
+		p.sent = 0
+	}
+}
+
+// unlist takes c off the list, unless something was written since wrote was
+// read: that writer may have taken c for listed.
+func (c *conn) unlist(wrote int64) bool {
+	c.listed.Store(false)
+	if c.wrote.Load() == wrote && c.writing.Load() == 0 {
+		c.reg.forget(c)
+		return false
+	}
+	return c.listed.CompareAndSwap(false, true)
+}
+
+// evidence collects what is known of c, without asking the kernel.
+func (c *conn) evidence(at int64) (e evidence) {
+	if since := c.unanswered.Load(); since != 0 {
+		e.silent = max(1, time.Duration(at-since))
+	}
+	if since := c.writing.Load(); since != 0 {
+		e.writing = max(1, time.Duration(at-since))
+	}
+	return e
+}
+
+// kernel asks the kernel about c's socket.
+func (c *conn) kernel() kernelInfo {
+	if c.raw == nil {
+		c.raw = rawSocket(c.Conn)
+	}
+	if c.raw == nil {
+		return kernelInfo{}
+	}
+	return tcpInfo(c.raw)
+}
+
+// rawSocket finds the socket below c, through any stack of wrappers.
+func rawSocket(c net.Conn) syscall.RawConn {
+	for range maxLayers {
+		if s, ok := c.(syscall.Conn); ok {
+			if raw, err := s.SyscallConn(); err == nil {
+				return raw
+			}
+			return nil
+		}
+		u, ok := c.(interface{ NetConn() net.Conn })
+		if !ok {
+			return nil
+		}
+		c = u.NetConn()
+	}
+	return nil
+}
+
+// secondLook lets a suspicion stand only if it holds over max(100 ms, 3 RTT).
+func (c *conn) secondLook(at int64, v livenessVerdict, rtt time.Duration) livenessVerdict {
+	if v != suspect {
+		c.firstLook = 0
+		return v
+	}
+	if c.firstLook == 0 {
+		c.firstLook = at
+	}
+	if time.Duration(at-c.firstLook) < max(watchTick, 3*rtt) {
+		return silent
+	}
+	return suspect
+}
+
+// doubt begins a suspicion against c or ends it. It stands until c has
+// answered or died: that the kernel counts no retransmission any more is an
+// ACK, and an answer.
+func (c *conn) doubt(at int64, v livenessVerdict) {
+	t := c.owner.Load()
+	switch {
+	case v == suspect && c.suspected == 0 && t != nil:
+		c.suspected = at
+		t.suspect(c)
+	case v == alive && c.suspected != 0:
+		c.suspected = 0
+		t.clear(c, !c.dead() && !c.closed.Load())
+	}
+}

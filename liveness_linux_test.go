@@ -1,0 +1,435 @@
+package deadconn
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/deadconn/deadconn/internal/faultnet"
+	"github.com/deadconn/deadconn/internal/netlab"
+)
+
+// The tests in this file need real kernel paths: two network namespaces and a
+// pair of links, made and removed by each test. They use the real clock, with
+// wide bounds.
+
+// path is a server at one end of a lab, and clients at the other.
+type path struct {
+	lab *netlab.Lab
+	url string
+	tls *tls.Config
+}
+
+func newPath(t *testing.T, o netlab.Options, h http.HandlerFunc) *path {
+	t.Helper()
+	lab := netlab.ForTest(t, o)
+	l, err := lab.Listen(0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := httptest.NewUnstartedServer(h)
+	s.Listener.Close()
+	s.Listener = l
+	s.EnableHTTP2 = true
+	s.StartTLS()
+	t.Cleanup(func() {
+		s.CloseClientConnections()
+		s.Close()
+	})
+	cfg := s.Client().Transport.(*http.Transport).TLSClientConfig.Clone()
+	cfg.ServerName = "example.com"
+	return &path{lab: lab, url: s.URL, tls: cfg}
+}
+
+func (p *path) client(t *testing.T, w way) (*http.Client, *faultnet.Dialer) {
+	t.Helper()
+	d := &faultnet.Dialer{Dial: p.lab.Dial}
+	c := w.client(t, d, p.tls)
+	// Twice: a connection may be dialed in vain beside the first.
+	mustGet(t, c, p.url)
+	mustGet(t, c, p.url)
+	return c, d
+}
+
+// cut makes the path of the connection in use drop everything.
+func (p *path) cut(t *testing.T, d *faultnet.Dialer) {
+	t.Helper()
+	if err := p.lab.Cut(live(d)); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func getWithin(c *http.Client, url string, d time.Duration) error {
+	ctx, cancel := context.WithTimeout(context.Background(), d)
+	defer cancel()
+	req, err := http.NewRequestWithContext(ctx, "GET", url, nil)
+	if err != nil {
+		return err
+	}
+	resp, err := c.Do(req)
+	if err != nil {
+		return err
+	}
+	return drain(resp)
+}
+
+// A black hole with 20 requests on it is found out before their deadlines.
+func TestBlackHoleInFlight(t *testing.T) {
+	for _, tt := range []struct {
+		name   string
+		before bool // the requests are there before the path is cut
+	}{{"sent into it", false}, {"sent before", true}} {
+		t.Run(tt.name, func(t *testing.T) {
+			run := func(t *testing.T, w way) (failed int64, slowest time.Duration) {
+				var held atomic.Int64
+				hold := make(chan struct{})
+				p := newPath(t, netlab.Options{}, func(w http.ResponseWriter, r *http.Request) {
+					if r.URL.Path == "/hold" && held.Add(1) <= 20 && tt.before {
+						select {
+						case <-hold:
+						case <-r.Context().Done():
+						}
+					}
+					ok(w, r)
+				})
+				t.Cleanup(func() { close(hold) })
+				c, d := p.client(t, w)
+				if !tt.before {
+					p.cut(t, d)
+				}
+				var wg sync.WaitGroup
+				var nfailed, slow atomic.Int64
+				for range 20 {
+					wg.Go(func() {
+						start := time.Now()
+						if err := getWithin(c, p.url+"/hold", 10*time.Second); err != nil {
+							nfailed.Add(1)
+						}
+						for {
+							was := slow.Load()
+							if took := int64(time.Since(start)); took <= was || slow.CompareAndSwap(was, took) {
+								return
+							}
+						}
+					})
+				}
+				if tt.before {
+					eventually(t, "20 requests there", func() bool { return held.Load() == 20 })
+					p.cut(t, d)
+				}
+				wg.Wait()
+				return nfailed.Load(), time.Duration(slow.Load())
+			}
+			if !testing.Short() {
+				if failed, _ := run(t, bare); failed != 20 {
+					t.Errorf("net/http lost %d of 20: has the fault been cured?", failed)
+				}
+			}
+			failed, slowest := run(t, owned)
+			t.Logf("slowest %v", slowest)
+			if failed != 0 || slowest > 4*time.Second {
+				t.Errorf("%d failed, the slowest took %v; want 0 in 4 s", failed, slowest)
+			}
+		})
+	}
+}
+
+// outage sends GETs with short deadlines one after another until one
+// succeeds, and tells how many failed and how long that took.
+func outage(c *http.Client, url string, most int) (failed int, took time.Duration) {
+	start := time.Now()
+	for failed < most && getWithin(c, url, 300*time.Millisecond) != nil {
+		failed++
+	}
+	return failed, time.Since(start)
+}
+
+func TestBlackHoleInTurn(t *testing.T) {
+	for _, tt := range []struct {
+		way
+		failed int
+		took   time.Duration
+	}{{owned, 3, 1500 * time.Millisecond}, {wrapped, 13, 4500 * time.Millisecond}} {
+		t.Run(tt.name, func(t *testing.T) {
+			p := newPath(t, netlab.Options{}, ok)
+			if tt.name == owned.name {
+				c, d := p.client(t, bare)
+				p.cut(t, d)
+				if failed, _ := outage(c, p.url, 20); failed != 20 {
+					t.Errorf("net/http recovered after %d: has the fault been cured?", failed)
+				}
+			}
+			c, d := p.client(t, tt.way)
+			p.cut(t, d)
+			failed, took := outage(c, p.url, 100)
+			t.Logf("%d failed in %v", failed, took)
+			if failed > tt.failed || took > tt.took {
+				t.Errorf("%d failed in %v, want at most %d in %v", failed, took, tt.failed, tt.took)
+			}
+		})
+	}
+}
+
+// The same while an upload fills the send buffer and holds the write lock.
+func TestStalledWrite(t *testing.T) {
+	for _, tt := range []struct {
+		way
+		failed int
+		took   time.Duration
+	}{{owned, 3, 1500 * time.Millisecond}, {wrapped, 13, 4500 * time.Millisecond}} {
+		t.Run(tt.name, func(t *testing.T) {
+			p := newPath(t, netlab.Options{}, func(w http.ResponseWriter, r *http.Request) {
+				io.Copy(io.Discard, r.Body)
+				ok(w, r)
+			})
+			c, d := p.client(t, tt.way)
+			ctx, cancel := context.WithCancel(t.Context())
+			started := make(chan struct{})
+			var once sync.Once
+			body := readerFunc(func(b []byte) (int, error) {
+				once.Do(func() { close(started) })
+				return len(b), nil
+			})
+			done := make(chan struct{})
+			go func() {
+				defer close(done)
+				req, _ := http.NewRequestWithContext(ctx, "POST", p.url, io.LimitReader(body, 64<<20))
+				if resp, err := c.Do(req); err == nil {
+					drain(resp)
+				}
+			}()
+			<-started
+			p.cut(t, d)
+			failed, took := outage(c, p.url, 100)
+			cancel()
+			<-done
+			t.Logf("%d failed in %v", failed, took)
+			if failed > tt.failed || took > tt.took {
+				t.Errorf("%d failed in %v, want at most %d in %v", failed, took, tt.failed, tt.took)
+			}
+		})
+	}
+}
+
+type readerFunc func([]byte) (int, error)
+
+func (f readerFunc) Read(b []byte) (int, error) { return f(b) }
+
+var _ = errors.Is
+var _ net.Conn
+
+// While the peer holds its window shut the path is alive: the upload arrives,
+// on the same connection.
+func TestWindowShut(t *testing.T) {
+	if testing.Short() {
+		t.Skip("takes 12 s")
+	}
+	for _, w := range ours {
+		t.Run(w.name, func(t *testing.T) {
+			t.Parallel()
+			const size = 32 << 20
+			lab := netlab.ForTest(t, netlab.Options{})
+			l, err := lab.Listen(0)
+			if err != nil {
+				t.Fatal(err)
+			}
+			// The server does not read its sockets for 12 s.
+			gate := &gate{Listener: l}
+			s := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				n, err := io.Copy(io.Discard, r.Body)
+				if r.Method == "POST" && (n != size || err != nil) {
+					t.Errorf("%d bytes arrived, %v", n, err)
+				}
+			}))
+			s.Listener.Close()
+			s.Listener = gate
+			s.EnableHTTP2 = true
+			s.Config.HTTP2 = &http.HTTP2Config{MaxReceiveBufferPerConnection: 64 << 20, MaxReceiveBufferPerStream: 64 << 20}
+			s.StartTLS()
+			t.Cleanup(s.Close)
+			cfg := s.Client().Transport.(*http.Transport).TLSClientConfig.Clone()
+			cfg.ServerName = "example.com"
+			p := &path{lab: lab, url: s.URL, tls: cfg}
+			c, d := p.client(t, w)
+			dials := d.Dials()
+
+			gate.shut.Store(true)
+			time.AfterFunc(12*time.Second, func() { gate.shut.Store(false) })
+			body := io.LimitReader(readerFunc(func(b []byte) (int, error) { return len(b), nil }), size)
+			resp, err := c.Post(s.URL, "", body)
+			if err != nil {
+				t.Fatal(err)
+			}
+			drain(resp)
+			mustGet(t, c, s.URL)
+			if d.Dials() != dials {
+				t.Errorf("%d dials, want the same connection all along", d.Dials()-dials)
+			}
+		})
+	}
+}
+
+// gate is a listener whose connections are not read while it is shut.
+type gate struct {
+	net.Listener
+	shut atomic.Bool
+}
+
+func (g *gate) Accept() (net.Conn, error) {
+	c, err := g.Listener.Accept()
+	if err != nil {
+		return nil, err
+	}
+	return &gatedConn{Conn: c, gate: g}, nil
+}
+
+type gatedConn struct {
+	net.Conn
+	gate *gate
+}
+
+func (c *gatedConn) Read(b []byte) (int, error) {
+	for c.gate.shut.Load() {
+		time.Sleep(50 * time.Millisecond)
+	}
+	return c.Conn.Read(b)
+}
+
+// 20 requests run out of time on a slow server; then one takes 8 s.
+func TestSlowServerThenLong(t *testing.T) {
+	if testing.Short() {
+		t.Skip("takes 11 s")
+	}
+	for _, w := range ours {
+		t.Run(w.name, func(t *testing.T) {
+			t.Parallel()
+			p := newPath(t, netlab.Options{}, func(w http.ResponseWriter, r *http.Request) {
+				switch r.URL.Path {
+				case "/slow":
+					<-r.Context().Done()
+				case "/long":
+					time.Sleep(8 * time.Second)
+				}
+			})
+			c, d := p.client(t, w)
+			dials := d.Dials()
+			for range 20 {
+				if getWithin(c, p.url+"/slow", 150*time.Millisecond) == nil {
+					t.Fatal("no timeout")
+				}
+			}
+			mustGet(t, c, p.url+"/long")
+			if d.Dials() != dials {
+				t.Errorf("%d dials, want the same connection all along", d.Dials()-dials)
+			}
+		})
+	}
+}
+
+// drip answers with one byte each 100 ms, for d.
+func drip(w http.ResponseWriter, d time.Duration) {
+	for range int(d / (100 * time.Millisecond)) {
+		io.WriteString(w, ".")
+		w.(http.Flusher).Flush()
+		time.Sleep(100 * time.Millisecond)
+	}
+}
+
+// A lossy path is alive.
+func TestLossyPath(t *testing.T) {
+	if testing.Short() {
+		t.Skip("takes 40 s")
+	}
+	for _, loss := range []float64{0.02, 0.10} {
+		for _, w := range ours {
+			t.Run(w.name+"/"+percent(loss), func(t *testing.T) {
+				t.Parallel()
+				const long = 40 * time.Second
+				p := newPath(t, netlab.Options{Delay: 20 * time.Millisecond, Loss: loss, Seed: 1}, func(w http.ResponseWriter, r *http.Request) {
+					if r.URL.Path == "/drip" {
+						drip(w, long)
+					}
+				})
+				c, d := p.client(t, w)
+				conn := live(d)
+				dials := d.Dials()
+				resp, err := c.Get(p.url + "/drip")
+				if err != nil {
+					t.Fatal(err)
+				}
+				whole := make(chan int64, 1)
+				go func() {
+					n, err := io.Copy(io.Discard, resp.Body)
+					resp.Body.Close()
+					if err != nil {
+						t.Errorf("the long answer broke off: %v", err)
+					}
+					whole <- n
+				}()
+				failed, sent := 0, 0
+				for end := time.Now().Add(long); time.Now().Before(end); sent++ {
+					if err := getWithin(c, p.url, 10*time.Second); err != nil {
+						failed++
+						t.Log(err)
+					}
+				}
+				if n := <-whole; n != int64(long/(100*time.Millisecond)) {
+					t.Errorf("%d bytes of the long answer arrived", n)
+				}
+				extra := d.Dials() - dials
+				t.Logf("%d requests, %d failed, %d extra dials", sent, failed, extra)
+				if conn.Closed() || failed > 0 || extra > 5 {
+					t.Errorf("closed %v, %d failed, %d extra dials; want none, none, at most 5", conn.Closed(), failed, extra)
+				}
+			})
+		}
+	}
+}
+
+func percent(f float64) string { return string(rune('0'+int(f*100)/10)) + string(rune('0'+int(f*100)%10)) + "%" }
+
+// A path of 700 ms RTT is alive, though no request of 300 ms can succeed.
+func TestFarPath(t *testing.T) {
+	if testing.Short() {
+		t.Skip("takes 15 s")
+	}
+	for _, w := range ours {
+		t.Run(w.name, func(t *testing.T) {
+			t.Parallel()
+			const long = 12 * time.Second
+			p := newPath(t, netlab.Options{Delay: 350 * time.Millisecond}, func(w http.ResponseWriter, r *http.Request) {
+				if r.URL.Path == "/drip" {
+					drip(w, long)
+				}
+			})
+			c, d := p.client(t, w)
+			dials := d.Dials()
+			resp, err := c.Get(p.url + "/drip")
+			if err != nil {
+				t.Fatal(err)
+			}
+			for range 30 {
+				if getWithin(c, p.url, 300*time.Millisecond) == nil {
+					t.Error("in time")
+				}
+			}
+			n, err := io.Copy(io.Discard, resp.Body)
+			resp.Body.Close()
+			if err != nil || n != int64(long/(100*time.Millisecond)) {
+				t.Errorf("%d bytes of the long answer arrived, %v", n, err)
+			}
+			mustGet(t, c, p.url)
+			if d.Dials() != dials {
+				t.Errorf("%d dials, want the same connection all along", d.Dials()-dials)
+			}
+		})
+	}
+}
