@@ -24,7 +24,8 @@ type attempt struct {
 	reused        bool     // got had been used before
 	landed        bool     // got was known to be dead already
 	wrote         int64    // conn.wrote, when the request got it
-	headersFailed bool     // the write of the request's header failed
+	headersWrote  bool     // the write of the request's header has ended
+	headersFailed bool     // and failed
 
 	first body // what body points to at the start, here to save an allocation
 	trace httptrace.ClientTrace
@@ -78,10 +79,14 @@ func (a *attempt) gotConn(info httptrace.GotConnInfo) {
 	if c == nil && !a.t.health.Disable {
 		c = a.t.reg.adopt(info.Conn, a.t)
 	}
+	hungUp := a.trace.WroteHeaders != nil && c != nil && info.Reused && c.hungUp()
+	if hungUp {
+		c.evict(KindEOF, errPeerClosed)
+	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.got, a.conn, a.reused = info.Conn, c, info.Reused
-	a.headersFailed, a.landed = false, false
+	a.headersWrote, a.headersFailed, a.landed = false, false, false
 	switch {
 	case c == nil:
 	case c.foreign:
@@ -95,7 +100,7 @@ func (a *attempt) gotConn(info httptrace.GotConnInfo) {
 		}
 		// One that is younger than the attempt was dialed for it: its death
 		// is an answer, not bad luck.
-		a.landed = c.dead() && c.born < a.start
+		a.landed = hungUp || c.dead() && c.born < a.start
 		a.wrote = c.wrote.Load()
 	}
 }
@@ -109,9 +114,8 @@ func (a *attempt) gotConn(info httptrace.GotConnInfo) {
 func (a *attempt) wroteHeaders() {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if a.conn != nil && a.conn.writeFailed.Load() {
-		a.headersFailed = true
-	}
+	a.headersWrote = true
+	a.headersFailed = a.conn != nil && a.conn.writeFailed.Load()
 }
 
 // evidence adds to v what is known of the connection that failed.
@@ -130,8 +134,10 @@ func (a *attempt) evidence(v verdict) verdict {
 		}
 		v.refused = v.conn.refused(a.start)
 		// DESIGN fact 13: no byte has gone out since the request got its
-		// connection, or its header did not go out whole.
-		v.unsent = a.headersFailed || v.conn.wrote.Load() == a.wrote
+		// connection, or its header did not go out whole. That it was not
+		// begun can be told only of net/http's own transport.
+		v.unsent = a.headersFailed || v.conn.wrote.Load() == a.wrote ||
+			a.t.own != nil && a.trace.WroteHeaders != nil && !a.headersWrote
 	case !a.asked:
 		v.hidden = true
 	case !v.kind.Unprocessed():

@@ -3,7 +3,6 @@ package deadconn
 import (
 	"context"
 	"crypto/tls"
-	"errors"
 	"io"
 	"net"
 	"os"
@@ -172,15 +171,23 @@ func flatten(err error) []error {
 		}
 		all = append(all, e)
 		switch u := e.(type) {
+		case interface{ WrappedErrors() []error }: // multierror, whose Unwrap shows no more than the count
+			stack = push(stack, u.WrappedErrors())
 		case interface{ Unwrap() error }:
 			stack = append(stack, u.Unwrap())
 		case interface{ Unwrap() []error }:
-			inner := slices.Clone(u.Unwrap())
-			slices.Reverse(inner)
-			stack = append(stack, inner...)
+			stack = push(stack, u.Unwrap())
 		}
 	}
 	return all
+}
+
+// push puts errs on stack so that the first comes off first.
+func push(stack, errs []error) []error {
+	for _, err := range slices.Backward(errs) {
+		stack = append(stack, err)
+	}
+	return stack
 }
 
 // A rule answers for the first error of the chain that it knows.
@@ -242,12 +249,16 @@ func notIO(err error) (Kind, bool) {
 	return KindUnknown, true
 }
 
-// streamError: RFC 9113 section 5.4.2, one request and not the connection.
-// errors.As reaches net/http's own copy of the type.
+// streamError: RFC 9113 section 5.4.2, one request and not the connection. The
+// As method of net/http's own copy of the type fills in x/net's. (errors.As
+// would walk a chain without bounds.)
 func streamError(err error) (Kind, bool) {
-	var se http2.StreamError
-	if !errors.As(err, &se) {
-		return KindUnknown, false
+	se, ok := err.(http2.StreamError)
+	if !ok {
+		as, _ := err.(interface{ As(any) bool })
+		if as == nil || !as.As(&se) {
+			return KindUnknown, false
+		}
 	}
 	if se.Code == http2.ErrCodeRefusedStream {
 		return KindRefusedStream, true
@@ -264,7 +275,7 @@ func socketError(err error) (Kind, bool) {
 		// A write deadline that expired is final: the TLS layer keeps it
 		// (crypto/tls permanentError). A read deadline is somebody's policy
 		// and proves nothing.
-		if op.Op != "read" && errors.Is(op.Err, os.ErrDeadlineExceeded) {
+		if op.Op != "read" && slices.Contains(flatten(op.Err), os.ErrDeadlineExceeded) {
 			return KindTimedOut, true
 		}
 		return KindUnknown, false
@@ -406,6 +417,12 @@ func goAwayKind(text string) (Kind, bool) {
 		return KindGoAwayUnprocessed, true
 	}
 	return KindGoAway, true
+}
+
+// cannotRewind reports whether err is net/http's errCannotRewind
+// (transport.go), which tells nothing of why it wanted to.
+func cannotRewind(err error) bool {
+	return err.Error() == "net/http: cannot rewind body after connection loss"
 }
 
 func knownErrCode(s string) bool {

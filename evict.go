@@ -62,6 +62,7 @@ type Registry struct {
 // HTTP/2 only over a real *tls.Conn (DESIGN fact 4).
 type conn struct {
 	net.Conn
+	raw   syscall.RawConn // its socket; nil: cannot be asked
 	reg   *Registry
 	owner atomic.Pointer[Transport] // whom to tell of c; nil: nobody uses it yet
 	addr  string                    // as dialed
@@ -69,28 +70,24 @@ type conn struct {
 
 	read, wrote atomic.Int64                  // bytes that went through
 	shakenRead  atomic.Int64                  // read, when the TLS handshake was done; 0: not known
+	lastWrite   atomic.Int64                  // when the last Write began
 	onWrite     atomic.Pointer[chan struct{}] // closed at the next write, if set
 
-	fate        atomic.Pointer[death] // why it is of no use any more; set once
-	released    chan struct{}         // closed with closed; nil if foreign
-	writeFailed atomic.Bool           // a write failed, so that no later one can succeed
-	evicted     atomic.Bool           // set once, by whoever closes it
-	reported    atomic.Bool           // its owner was told that it was evicted
-	closed      atomic.Bool           // its user, the HTTP layer, has let go of it
-	foreign     bool                  // not dialed by us and not in the path of its bytes
-	proto       atomic.Uint32         // an outcome: isHTTP1, isHTTP2, or 0 if not known
+	fate        atomic.Pointer[death]         // why it is of no use any more; set once
+	onClose     atomic.Pointer[chan struct{}] // closed by Close, if set
+	writeFailed atomic.Bool                   // a write failed, so that no later one can succeed
+	evicted     atomic.Bool                   // set once, by whoever closes it
+	reported    atomic.Bool                   // its owner was told that it was evicted
+	closed      atomic.Bool                   // its user, the HTTP layer, has let go of it
+	proto       atomic.Uint32                 // an outcome: isHTTP1, isHTTP2, or 0 if not known
+	foreign     bool                          // not dialed by us and not in the path of its bytes
 
-	// The watch, see liveness.go.
-	watched     atomic.Bool     // Health is not disabled
-	listed      atomic.Bool     // on the list of the watch, or about to be
-	unanswered  atomic.Int64    // since when; 0: something was read after all writes
-	writing     atomic.Int64    // since when a Write has been going on; 0: none
-	nextWaiting *conn           // on the list
-	raw         syscall.RawConn // the watch's own
-	firstLook   int64           // the watch's own: since when c looks suspect
-	suspected   int64           // the watch's own: since when c is; 0: not
-	probing     probing
-	detoured    bool // the watch's own: requests go elsewhere because of c
+	watched    atomic.Bool  // Health is not disabled
+	listed     atomic.Bool  // on the list of the watch, or about to be
+	unanswered atomic.Int64 // since when; 0: something was read after all writes
+	writing    atomic.Int64 // since when a Write has been going on; 0: none
+	nextListed *conn        // the list's
+	doubts     *doubts      // the watch's own; nil: there never were any
 
 	prev, next *conn // guarded by reg.mu
 }
@@ -102,7 +99,7 @@ func now() int64 { return int64(time.Since(epoch)) }
 
 // track takes over raw. The conn that it returns is to be closed by its user.
 func (r *Registry) track(raw net.Conn, addr string, owner *Transport) *conn {
-	c := &conn{Conn: raw, reg: r, addr: addr, born: now(), released: make(chan struct{})}
+	c := &conn{Conn: raw, reg: r, addr: addr, born: now(), raw: rawSocket(raw)}
 	if owner != nil {
 		c.own(owner)
 	}
@@ -235,7 +232,7 @@ func (r *Registry) adopt(nc net.Conn, owner *Transport) *conn {
 	if c := r.evictedForeign(raw); c != nil {
 		return c
 	}
-	c := &conn{Conn: raw, reg: r, born: now(), foreign: true}
+	c := &conn{Conn: raw, reg: r, born: now(), foreign: true, raw: rawSocket(raw)}
 	c.own(owner)
 	v, _ := r.foreign.LoadOrStore(raw, c)
 	return v.(*conn)
@@ -281,9 +278,27 @@ func (c *conn) awaitRelease(ctx context.Context) {
 	t := time.NewTimer(releaseWait)
 	defer t.Stop()
 	select {
-	case <-c.released:
+	case <-c.released():
 	case <-ctx.Done():
 	case <-t.C:
+	}
+}
+
+// released returns a channel that is closed when c is.
+func (c *conn) released() <-chan struct{} {
+	for {
+		if ch := c.onClose.Load(); ch != nil {
+			return *ch
+		}
+		ch := make(chan struct{})
+		if !c.onClose.CompareAndSwap(nil, &ch) {
+			continue
+		}
+		// Close may have come before it could see ch.
+		if c.closed.Load() && c.onClose.CompareAndSwap(&ch, nil) {
+			close(ch)
+		}
+		return ch
 	}
 }
 
@@ -303,6 +318,10 @@ func (c *conn) Read(p []byte) (int, error) {
 
 func (c *conn) Write(p []byte) (int, error) {
 	at := now()
+	if c.quiet(at) && c.hungUp() {
+		return 0, c.refuse()
+	}
+	c.lastWrite.Store(at)
 	c.writing.Store(at)
 	c.wait(at)
 	n, err := c.Conn.Write(p)
@@ -356,8 +375,10 @@ func (c *conn) Close() error {
 	if !c.closed.CompareAndSwap(false, true) {
 		return net.ErrClosed
 	}
+	if ch := c.onClose.Swap(nil); ch != nil {
+		close(*ch)
+	}
 	c.reg.untrack(c)
-	close(c.released)
 	err := c.Conn.Close()
 	if c.evicted.Load() {
 		return nil // closed before, by us
@@ -392,7 +413,7 @@ func (c *conn) awaitPooled() {
 	defer t.Stop()
 	select {
 	case <-written:
-	case <-c.released:
+	case <-c.released():
 	case <-t.C:
 	}
 }

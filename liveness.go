@@ -2,8 +2,6 @@ package deadconn
 
 import (
 	"fmt"
-	"net"
-	"syscall"
 	"time"
 )
 
@@ -14,7 +12,8 @@ import (
 // evidence is what is known of a connection at one moment.
 type evidence struct {
 	silent  time.Duration // since the oldest write after which nothing was read; 0: none
-	writing time.Duration // how long a Write has been going on; 0: none is
+	writing time.Duration // how long a Write has been going on without progress; 0: none is
+	http2   bool          // and is known to be
 	kernel  kernelInfo
 }
 
@@ -28,6 +27,7 @@ type kernelInfo struct {
 	probes      uint32        // keep-alive or window probes in a row, likewise
 	sinceACK    time.Duration // since the last ACK came in
 	rtt         time.Duration // smoothed
+	acked       uint64        // bytes acknowledged since the connection began
 }
 
 type livenessVerdict uint8
@@ -53,18 +53,20 @@ const (
 	deadProbes         = 6
 )
 
-// verdict judges e. What the kernel knows decides. A peer that has
-// acknowledged everything, or that holds its window shut, is alive as far as
-// the kernel can see; whether its process is, only a PING can tell, which
-// net/http sends. Where the kernel tells nothing, only a write that has not
-// moved for writeTimeout is proof, besides that PING.
+// verdict judges e. What the kernel knows decides: a peer that has
+// acknowledged everything is alive as far as it can see. Whether its process
+// is, only a PING can tell, which net/http sends. An HTTP/2 peer that takes
+// nothing at all for writeTimeout is dead, since HTTP/2 reads its connection
+// whatever becomes of its streams; one of HTTP/1 may hold an upload back for
+// as long as it likes. Where the kernel tells nothing, that and the PING are
+// all there is.
 func (e evidence) verdict(writeTimeout time.Duration) livenessVerdict {
 	k := e.kernel
 	long := max(deadSilence, 4*k.rtt)
 	switch {
 	case e.silent == 0 && e.writing == 0:
 		return alive
-	case !k.known && e.writing > writeTimeout:
+	case e.http2 && e.writing > writeTimeout:
 		return dead
 	case !k.known:
 		return silent
@@ -82,7 +84,7 @@ func (e evidence) verdict(writeTimeout time.Duration) livenessVerdict {
 type silenceError struct{ evidence }
 
 func (e *silenceError) Error() string {
-	if k := e.kernel; k.known {
+	if k := e.kernel; k.known && k.unacked+k.probes > 0 {
 		return fmt.Sprintf("no answer for %v, no ACK for %v, %d segments unacknowledged, %d retransmissions, %d probes",
 			e.silent.Round(time.Millisecond), k.sinceACK.Round(time.Millisecond), k.unacked, k.retransmits, k.probes)
 	}
@@ -107,7 +109,7 @@ func (c *conn) wait(at int64) {
 func (r *Registry) list(c *conn) {
 	for {
 		head := r.waiting.Load()
-		c.nextWaiting = head
+		c.nextListed = head
 		if r.waiting.CompareAndSwap(head, c) {
 			break
 		}
@@ -124,8 +126,8 @@ func (r *Registry) watch() {
 	for {
 		time.Sleep(watchTick)
 		for c := r.waiting.Swap(nil); c != nil; {
-			next := c.nextWaiting
-			c.nextWaiting = nil
+			next := c.nextListed
+			c.nextListed = nil
 			list = append(list, c)
 			c = next
 		}
@@ -158,7 +160,7 @@ func (r *Registry) look(list []*conn) []*conn {
 // again without another write.
 func (c *conn) look(at int64) bool {
 	if c.closed.Load() || c.evicted.Load() {
-		c.doubt(at, alive)
+		c.suspect(alive)
 		c.reg.forget(c)
 		return false
 	}
@@ -168,15 +170,21 @@ func (c *conn) look(at int64) bool {
 		if wait < suspectSilence {
 			return true // too early to ask
 		}
-		e.kernel = c.kernel()
+		if c.doubts == nil {
+			c.doubts = new(doubts)
+		}
+		if c.raw != nil {
+			e.kernel = tcpInfo(c.raw)
+		}
+		e.writing = c.doubts.stalled(at, e)
 	}
 	v := e.verdict(c.owner.Load().health.WriteTimeout)
 	if v == dead {
 		c.evict(KindSilent, &silenceError{e})
-		c.doubt(at, alive)
+		c.suspect(alive)
 		return false
 	}
-	c.doubt(at, c.secondLook(at, v, e.kernel.rtt))
+	c.suspect(c.secondLook(at, v, e.kernel.rtt))
 	switch {
 	case v == alive:
 		// Acknowledged is enough: until the next write, or probe, the
@@ -188,6 +196,67 @@ func (c *conn) look(at int64) bool {
 		return c.unlist(wrote)
 	}
 	return true
+}
+
+// doubts are what the watch has noted of a connection that kept it waiting.
+type doubts struct {
+	firstLook int64 // since when it looks suspect; 0: it does not
+	suspected bool  // it has looked so for long enough
+	detoured  bool  // new requests go elsewhere because of it
+
+	acked   uint64 // kernelInfo.acked, when it was last seen to change
+	ackedAt int64
+
+	silence   int64     // conn.unanswered, which tells silences apart
+	round     int       // index of probeRounds, in that silence
+	probed    int64     // when the last probe of the round was sent; 0: none was
+	keepAlive keepAlive // the socket's own, while probed
+}
+
+// stalled returns how long the Write under way has made no progress.
+func (d *doubts) stalled(at int64, e evidence) time.Duration {
+	if e.kernel.acked != d.acked || e.writing == 0 {
+		d.acked, d.ackedAt = e.kernel.acked, at
+	}
+	if e.writing == 0 {
+		return 0
+	}
+	return max(1, min(e.writing, time.Duration(at-d.ackedAt)))
+}
+
+// keepAlive is a socket's TCP_KEEPIDLE, in seconds, and TCP_KEEPCNT. Zero
+// means that it has none.
+type keepAlive struct{ idle, count int }
+
+// secondLook lets a suspicion stand only if it holds over max(100 ms, 3 RTT).
+func (c *conn) secondLook(at int64, v livenessVerdict, rtt time.Duration) livenessVerdict {
+	d := c.doubts
+	switch {
+	case d == nil:
+	case v != suspect:
+		d.firstLook = 0
+	case d.firstLook == 0:
+		d.firstLook = at
+		return silent
+	case time.Duration(at-d.firstLook) < max(watchTick, 3*rtt):
+		return silent
+	}
+	return v
+}
+
+// suspect begins a suspicion against c or ends it. It stands until c has
+// answered or died; an ACK is an answer.
+func (c *conn) suspect(v livenessVerdict) {
+	d, t := c.doubts, c.owner.Load()
+	switch {
+	case d == nil:
+	case v == suspect && !d.suspected:
+		d.suspected = true
+		t.suspect(c)
+	case v == alive && d.suspected:
+		d.suspected = false
+		t.clear(c, !c.dead() && !c.closed.Load())
+	}
 }
 
 // probeRounds are when, in a silence in which everything was acknowledged,
@@ -203,51 +272,42 @@ const probeEvery = 200 * time.Millisecond
 // and reports whether c is to be looked at for their sake. A peer whose
 // process is slow, or frozen, answers: its kernel does.
 func (c *conn) probe(at int64, e evidence) bool {
-	p := &c.probing
-	if since := c.unanswered.Load(); since != p.silence {
-		p.end(c)
-		*p = probing{silence: since}
-	}
-	if c.foreign || e.silent == 0 || p.round >= len(probeRounds) {
+	d := c.doubts
+	if d == nil || c.foreign {
 		return false
 	}
-	round := e.silent - probeRounds[p.round]
+	if since := c.unanswered.Load(); since != d.silence {
+		c.endProbes()
+		d.silence, d.round = since, 0
+	}
+	if e.silent == 0 || d.round == len(probeRounds) {
+		return false
+	}
+	round := e.silent - probeRounds[d.round]
 	switch {
 	case round < 0: // not yet
-	case p.sent > 0 && e.kernel.sinceACK < round:
-		p.end(c)
-		p.round++
-		return p.round < len(probeRounds)
-	case at-p.sent >= int64(max(probeEvery, e.kernel.rtt)):
+	case d.probed != 0 && e.kernel.sinceACK < round:
+		c.endProbes()
+		d.round++
+		return d.round < len(probeRounds)
+	case at-d.probed >= int64(max(probeEvery, e.kernel.rtt)):
 		was := probePeer(c.raw)
 		if was == (keepAlive{}) {
 			return false
 		}
-		if p.sent == 0 {
-			p.was = was
+		if d.probed == 0 {
+			d.keepAlive = was
 		}
-		p.sent = at
+		d.probed = at
 	}
 	return true
 }
 
-// probing is how far the probes of one silence have got.
-type probing struct {
-	silence int64     // conn.unanswered, which tells silences apart
-	round   int       // index of probeRounds
-	sent    int64     // when the last probe of the round was sent; 0: none was
-	was     keepAlive // the socket's own, while sent
-}
-
-// keepAlive is a socket's TCP_KEEPIDLE, in seconds, and TCP_KEEPCNT. Zero
-// means that it has none.
-type keepAlive struct{ idle, count int }
-
-// end puts back what the probes changed on c's socket.
-func (p *probing) end(c *conn) {
-	if p.sent > 0 {
-		unprobe(c.raw, p.was)
-		p.sent = 0
+// endProbes puts back what the probes changed on c's socket.
+func (c *conn) endProbes() {
+	if d := c.doubts; d.probed != 0 {
+		unprobe(c.raw, d.keepAlive)
+		d.probed = 0
 	}
 }
 
@@ -270,64 +330,6 @@ func (c *conn) evidence(at int64) (e evidence) {
 	if since := c.writing.Load(); since != 0 {
 		e.writing = max(1, time.Duration(at-since))
 	}
+	e.http2 = c.proto.Load() == uint32(isHTTP2)
 	return e
-}
-
-// kernel asks the kernel about c's socket.
-func (c *conn) kernel() kernelInfo {
-	if c.raw == nil {
-		c.raw = rawSocket(c.Conn)
-	}
-	if c.raw == nil {
-		return kernelInfo{}
-	}
-	return tcpInfo(c.raw)
-}
-
-// rawSocket finds the socket below c, through any stack of wrappers.
-func rawSocket(c net.Conn) syscall.RawConn {
-	for range maxLayers {
-		if s, ok := c.(syscall.Conn); ok {
-			if raw, err := s.SyscallConn(); err == nil {
-				return raw
-			}
-			return nil
-		}
-		u, ok := c.(interface{ NetConn() net.Conn })
-		if !ok {
-			return nil
-		}
-		c = u.NetConn()
-	}
-	return nil
-}
-
-// secondLook lets a suspicion stand only if it holds over max(100 ms, 3 RTT).
-func (c *conn) secondLook(at int64, v livenessVerdict, rtt time.Duration) livenessVerdict {
-	if v != suspect {
-		c.firstLook = 0
-		return v
-	}
-	if c.firstLook == 0 {
-		c.firstLook = at
-	}
-	if time.Duration(at-c.firstLook) < max(watchTick, 3*rtt) {
-		return silent
-	}
-	return suspect
-}
-
-// doubt begins a suspicion against c or ends it. It stands until c has
-// answered or died: that the kernel counts no retransmission any more is an
-// ACK, and an answer.
-func (c *conn) doubt(at int64, v livenessVerdict) {
-	t := c.owner.Load()
-	switch {
-	case v == suspect && c.suspected == 0 && t != nil:
-		c.suspected = at
-		t.suspect(c)
-	case v == alive && c.suspected != 0:
-		c.suspected = 0
-		t.clear(c, !c.dead() && !c.closed.Load())
-	}
 }

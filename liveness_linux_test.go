@@ -394,7 +394,9 @@ func TestLossyPath(t *testing.T) {
 	}
 }
 
-func percent(f float64) string { return string(rune('0'+int(f*100)/10)) + string(rune('0'+int(f*100)%10)) + "%" }
+func percent(f float64) string {
+	return string(rune('0'+int(f*100)/10)) + string(rune('0'+int(f*100)%10)) + "%"
+}
 
 // A path of 700 ms RTT is alive, though no request of 300 ms can succeed.
 func TestFarPath(t *testing.T) {

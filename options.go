@@ -159,23 +159,22 @@ func (o Options) NewTransport() *Transport {
 
 	t := o.transport(own)
 	t.own = own
-	if r := o.Registry; r != nil {
-		for name, set := range map[string]bool{
-			"Dial":                r.Dial != nil && (own.DialContext != nil || own.Dial != nil),
-			"TLSClientConfig":     r.TLSClientConfig != nil,
-			"TLSHandshakeTimeout": r.TLSHandshakeTimeout != 0,
-		} {
-			if set {
-				panic("deadconn: Options.Registry." + name + " is set, but NewTransport takes it from Options.Base")
-			}
-		}
+	if o.Base == nil && t.reg.Dial != nil {
+		own.DialContext = nil // the default's; the Registry's is meant
+	}
+	switch r := t.reg; {
+	case r.Dial != nil && (own.DialContext != nil || own.Dial != nil):
+		panic("deadconn: Options.Registry.Dial is set, but Options.Base has a dialer too")
+	case r.TLSClientConfig != nil:
+		panic("deadconn: Options.Registry.TLSClientConfig is set, but NewTransport takes it from Options.Base")
+	case r.TLSHandshakeTimeout != 0:
+		panic(fmt.Sprintf("deadconn: Options.Registry.TLSHandshakeTimeout is %v, but NewTransport takes it from Options.Base", r.TLSHandshakeTimeout))
 	}
 
 	under := underlying(own, t.reg)
 	t.lean = own.DialTLSContext == nil && own.DialTLS == nil
 	t.spare.make = func() *http.Transport {
 		rt := own.Clone()
-		rt.DialTLSContext = nil
 		t.dialBy(rt, under)
 		return rt
 	}
@@ -259,7 +258,6 @@ func (h Health) apply(t *http.Transport) {
 	}{
 		{&t.HTTP2.SendPingTimeout, h.PingInterval},
 		{&t.HTTP2.PingTimeout, h.PingTimeout},
-		{&t.HTTP2.WriteByteTimeout, h.WriteTimeout},
 	} {
 		*f.dst = cmp.Or(*f.dst, f.value)
 	}

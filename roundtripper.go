@@ -121,6 +121,14 @@ func (t *Transport) judge(req *http.Request, a *attempt, start int64, err error)
 	}
 	v.kind = Classify(err)
 	switch {
+	case v.kind == KindUnknown && a != nil && cannotRewind(err):
+		// net/http lost the connection and had closed the body, which we
+		// have kept. If nothing was sent, nothing is lost.
+		if v = a.evidence(v); !v.unsent {
+			return verdict{}
+		}
+		v.landed = true
+		return v
 	case v.kind == KindUnknown:
 		return v
 	case a == nil:
@@ -208,8 +216,12 @@ func (t *Transport) fail(req *http.Request, a *attempt, first, err error) error 
 const maxUnsent = 10
 
 // pause gives the HTTP layer time to take a dead connection out of its pool,
-// a little longer each time. It reports false if ctx ended meanwhile.
+// a little longer each time and none at first: mostly it has done so before it
+// returned the error. It reports false if ctx ended meanwhile.
 func pause(ctx context.Context, n int) bool {
+	if n == 0 {
+		return true
+	}
 	t := time.NewTimer(time.Millisecond << n)
 	defer t.Stop()
 	select {

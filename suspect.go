@@ -72,17 +72,17 @@ func (t *Transport) suspect(c *conn) {
 		s.transport.Store(rt)
 	}
 	s.countLocked(c.addr, 1)
-	c.detoured = true
+	c.doubts.detoured = true
 	t.stats.suspected.Add(1)
 }
 
 // clear ends the suspicion against c. It was wrong if c has answered.
 func (t *Transport) clear(c *conn, wrong bool) {
 	s := &t.spare
-	if !c.detoured {
+	if !c.doubts.detoured {
 		return
 	}
-	c.detoured = false
+	c.doubts.detoured = false
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.countLocked(c.addr, -1)

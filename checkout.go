@@ -1,0 +1,52 @@
+package deadconn
+
+import (
+	"errors"
+	"net"
+	"time"
+)
+
+// The checkout asks the socket, before a request is written on a connection
+// that was at rest, whether the peer has closed it. HTTP/2 sends the request
+// all the same and loses it: 95 in 200 right after the close, measured
+// (HTTP/1 peeks, and loses none). Nothing is sent then, so that any request
+// may go to another connection. Half a microsecond is asked of a request that
+// is not idempotent, which nothing else could save, and of the first write
+// after a quiet spell.
+
+// quietSpell is how long nothing may have been written.
+const quietSpell = time.Millisecond
+
+// hungUpWait bounds how long the answer is held back until the reader has
+// taken what the peer sent before it closed: answers of streams that could
+// still end well, or a GOAWAY.
+const hungUpWait = 5 * time.Millisecond
+
+var (
+	errPeerClosed = errors.New("the peer had closed it")
+	errRefused    = &notSentError{"the peer had closed the connection"}
+)
+
+// hungUp reports whether the peer of c has closed it, so that nothing that is
+// written can be answered and nothing more will come in.
+func (c *conn) hungUp() bool {
+	if c.raw == nil || !peerHungUp(c.raw) {
+		return false
+	}
+	for end := now() + int64(hungUpWait); unread(c.raw) > 0 && now() < end; {
+		time.Sleep(50 * time.Microsecond)
+	}
+	return true
+}
+
+// quiet reports whether c was at rest until at, with nothing unanswered.
+func (c *conn) quiet(at int64) bool {
+	return time.Duration(at-c.lastWrite.Load()) > quietSpell && c.unanswered.Load() == 0
+}
+
+// refuse is the end of a write on a connection that the peer has closed.
+func (c *conn) refuse() error {
+	c.writeFailed.Store(true)
+	c.evict(KindEOF, errPeerClosed)
+	return &net.OpError{Op: "write", Net: c.LocalAddr().Network(), Source: c.LocalAddr(), Addr: c.RemoteAddr(), Err: errRefused}
+}

@@ -1,0 +1,5 @@
+//go:build race
+
+package deadconn
+
+const raceEnabled = true
