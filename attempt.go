@@ -27,6 +27,9 @@ type attempt struct {
 	headersWrote  bool     // the write of the request's header has ended
 	headersFailed bool     // and failed
 
+	asks   bool   // asks the socket that it gets whether the peer has closed it
+	onConn func() // called once it has a connection, or will have none; may be nil
+
 	first body // what body points to at the start, here to save an allocation
 	trace httptrace.ClientTrace
 }
@@ -38,6 +41,7 @@ func (t *Transport) newAttempt(req *http.Request, rc io.ReadCloser) *attempt {
 	a.trace.GetConn = a.getConn
 	a.trace.GotConn = a.gotConn
 	if !IsIdempotent(req) {
+		a.asks = true
 		a.trace.WroteHeaders = a.wroteHeaders // for unsent, which others do not need
 	}
 	a.req = req.WithContext(httptrace.WithClientTrace(req.Context(), &a.trace))
@@ -79,7 +83,10 @@ func (a *attempt) gotConn(info httptrace.GotConnInfo) {
 	if c == nil && !a.t.health.Disable {
 		c = a.t.reg.adopt(info.Conn, a.t)
 	}
-	hungUp := a.trace.WroteHeaders != nil && c != nil && info.Reused && c.hungUp()
+	if a.onConn != nil {
+		a.onConn()
+	}
+	hungUp := a.asks && c != nil && info.Reused && c.hungUp()
 	if hungUp {
 		c.evict(KindEOF, errPeerClosed)
 	}
@@ -132,12 +139,13 @@ func (a *attempt) evidence(v verdict) verdict {
 			v.refused = !a.reused && peerEnded(v.kind)
 			break
 		}
-		v.refused = v.conn.refused(a.start)
+		v.refused = v.conn.refused(v.kind, a.start)
 		// DESIGN fact 13: no byte has gone out since the request got its
 		// connection, or its header did not go out whole. That it was not
 		// begun can be told only of net/http's own transport.
 		v.unsent = a.headersFailed || v.conn.wrote.Load() == a.wrote ||
 			a.t.own != nil && a.trace.WroteHeaders != nil && !a.headersWrote
+		v.landed = v.landed || v.unsent && v.kind.Dead() && !v.refused
 	case !a.asked:
 		v.hidden = true
 	case !v.kind.Unprocessed():

@@ -75,6 +75,7 @@ type conn struct {
 
 	fate        atomic.Pointer[death]         // why it is of no use any more; set once
 	onClose     atomic.Pointer[chan struct{}] // closed by Close, if set
+	heir        atomic.Pointer[chan struct{}] // closed when a retry has another connection, if set
 	writeFailed atomic.Bool                   // a write failed, so that no later one can succeed
 	evicted     atomic.Bool                   // set once, by whoever closes it
 	reported    atomic.Bool                   // its owner was told that it was evicted
@@ -150,6 +151,8 @@ func (r *Registry) CloseAll() error {
 	}
 	return errs.ErrorOrNil()
 }
+
+var errEndedUnused = errors.New("the peer ended it before it said anything")
 
 var errCloseAll = errors.New("all connections were closed")
 
@@ -284,6 +287,28 @@ func (c *conn) awaitRelease(ctx context.Context) {
 	}
 }
 
+// succeed makes next the first attempt on another connection, if none is under
+// way: what is waiting then goes on when next has its connection. Otherwise it
+// waits for that one, so that the requests that died together do not all dial.
+func (c *conn) succeed(ctx context.Context, next *attempt) {
+	ch := make(chan struct{})
+	if c.heir.CompareAndSwap(nil, &ch) {
+		next.onConn = sync.OnceFunc(func() { close(ch) })
+		return
+	}
+	t := time.NewTimer(succeedWait)
+	defer t.Stop()
+	select {
+	case <-*c.heir.Load():
+	case <-ctx.Done():
+	case <-t.C:
+	}
+}
+
+// succeedWait bounds the wait for another request's dial, which has the
+// request's own reasons to take long.
+const succeedWait = time.Second
+
 // released returns a channel that is closed when c is.
 func (c *conn) released() <-chan struct{} {
 	for {
@@ -378,6 +403,9 @@ func (c *conn) Close() error {
 	if ch := c.onClose.Swap(nil); ch != nil {
 		close(*ch)
 	}
+	if !c.proven() {
+		c.doom(KindNotEstablished, errEndedUnused) // see recall
+	}
 	c.reg.untrack(c)
 	err := c.Conn.Close()
 	if c.evicted.Load() {
@@ -423,48 +451,75 @@ func (c *conn) awaitPooled() {
 // an acknowledgement of ours.
 const alertSize = 64
 
-// refused reports whether c failed in the way of a server, or a firewall,
-// that does not want this client: ended by the peer after the handshake,
-// before it had said anything, and so new that the request from before since
-// was its first. A retry would meet the same refusal (golang/go#76671).
-func (c *conn) refused(since int64) bool {
-	if d := c.fate.Load(); d == nil || !peerEnded(d.kind) {
-		return false
+// refused reports whether c failed, with an error of that kind, in the way of
+// a server, or a firewall, that does not want this client: ended by the peer
+// after the handshake, before it had said anything, and so new that the
+// request from before since was its first. A retry would meet the same
+// refusal (golang/go#76671).
+func (c *conn) refused(kind Kind, since int64) bool {
+	if d := c.fate.Load(); d != nil {
+		kind = d.kind
 	}
+	return c.born >= since && peerEnded(kind) && !c.proven()
+}
+
+// proven reports whether the peer has said anything but an alert after the
+// handshake.
+func (c *conn) proven() bool {
 	shaken := c.shakenRead.Load()
-	return c.born >= since && (shaken == 0 || c.read.Load()-shaken <= alertSize)
+	return shaken != 0 && c.read.Load()-shaken > alertSize
 }
 
 func peerEnded(k Kind) bool {
 	return k == KindReset || k == KindEOF || k == KindNotEstablished
 }
 
-// recall finds where err came from among the connections that failed of late,
-// for a request that began at since. Package net puts the connection's own
-// address value into its errors. If err has none, c is nil, and refused still
-// says whether all that it can have been were refusals.
-func (r *Registry) recall(err error, since int64) (c *conn, refused bool) {
+// recall finds where err, of that kind, came from among the connections to
+// addr that failed of late, for a request that began at since. Package net
+// puts the connection's own address value into its errors. If err has none, c
+// is nil, and refused still says whether all that it can have been were
+// refusals.
+func (r *Registry) recall(err error, kind Kind, addr string, since int64) (c *conn, refused bool) {
 	r.mu.Lock()
-	failed := r.failed
-	r.mu.Unlock()
-	var op *net.OpError
-	if errors.As(err, &op) && op.Source != nil {
-		for _, c := range failed {
-			if c != nil && sameAddr(c.LocalAddr(), op.Source) {
-				return c, c.refused(since)
+	defer r.mu.Unlock()
+	if source := sourceOf(err); source != nil {
+		for _, c := range r.failed {
+			if c != nil && sameAddr(c.LocalAddr(), source) {
+				return c, c.refused(kind, since)
 			}
 		}
 	}
-	for _, c := range failed {
-		if c == nil || c.foreign || c.fate.Load().at < since {
+	for _, c := range r.failed {
+		if c == nil || c.addr != addr || c.fate.Load().at < since {
 			continue
 		}
-		if !c.refused(since) {
+		if !c.refused(kind, since) {
+			return nil, false
+		}
+		refused = true
+	}
+	// One that the peer ended inside TLS, by close_notify or an alert, has
+	// not failed: the HTTP layer is about to close it.
+	for c := r.live.prev; c != nil && c != &r.live && c.born >= since; c = c.prev {
+		if c.addr != addr {
+			continue
+		}
+		if !c.refused(kind, since) {
 			return nil, false
 		}
 		refused = true
 	}
 	return nil, refused
+}
+
+// sourceOf returns the local address in err, nil if there is none.
+func sourceOf(err error) net.Addr {
+	for _, e := range flatten(err) {
+		if op, ok := e.(*net.OpError); ok && op.Source != nil {
+			return op.Source
+		}
+	}
+	return nil
 }
 
 // sameAddr compares identities: two connections never share a *net.TCPAddr.

@@ -58,6 +58,27 @@ func requestBody(req *http.Request) io.ReadCloser {
 	return nil
 }
 
+// replay returns the body for another attempt after a, nil if there is none,
+// and reports whether it can be had.
+func replay(req *http.Request, a *attempt) (rc io.ReadCloser, ok bool) {
+	if a == nil || a.currentBody() == nil {
+		return nil, true
+	}
+	b := a.currentBody()
+	if rc := b.handOn(); rc != nil {
+		return rc, true
+	}
+	if req.GetBody == nil {
+		return nil, false
+	}
+	rc, err := req.GetBody()
+	if err != nil {
+		return nil, false
+	}
+	b.settle(true)
+	return rc, true
+}
+
 // body guards a request body for one attempt. It closes the body below
 // exactly once, remembers the body's own error, and holds back a Close as
 // long as nothing was read, so that the next attempt can still have it.
@@ -135,13 +156,6 @@ func (b *body) handOn() io.ReadCloser {
 	rc := b.rc
 	b.rc = nil
 	return rc
-}
-
-// untouched reports whether nothing of the body was read.
-func (b *body) untouched() bool {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return !b.read
 }
 
 // failure returns the body's own error, or nil.

@@ -2,11 +2,11 @@ package deadconn
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"log/slog"
 	"net/http"
 	"time"
-
-	"github.com/hashicorp/go-multierror"
 )
 
 // Transport is an [http.RoundTripper] that recognises a dead connection,
@@ -70,6 +70,9 @@ func (t *Transport) send(a *attempt, req *http.Request) (*http.Response, error) 
 		a.req = a.req.WithContext(context.WithValue(a.req.Context(), http1Key{}, true))
 	}
 	resp, err := base.RoundTrip(a.req)
+	if a.onConn != nil {
+		a.onConn()
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -78,21 +81,29 @@ func (t *Transport) send(a *attempt, req *http.Request) (*http.Response, error) 
 
 // rescue decides on a failed attempt: evict, send again, or give up.
 func (t *Transport) rescue(req *http.Request, a *attempt, start int64, err error) (*http.Response, error) {
-	var first error // the first attempt's, once the request has been sent again
-	for unsent := 0; ; {
+	var first error // what the request failed with at first
+	for landed, retried := 0, false; ; {
 		v := t.judge(req, a, start, err)
 		t.evict(req.Context(), v, err)
 		switch {
-		case v.landed && unsent < maxUnsent && pause(req.Context(), unsent):
-			unsent++
-		case first == nil && t.mayRetry(req, v):
-			first = err
-		default:
+		case landed < maxLanded && t.mayResend(req, v) && pause(req.Context(), landed):
+			landed++ // nothing was sent, so that this is no retry
+		case !retried && t.mayRetry(req, v):
+			retried = true
+		case retried:
 			return nil, t.fail(req, a, first, err)
+		default:
+			return nil, t.fail(req, a, nil, err)
+		}
+		if first == nil && v.kind != KindNotSent {
+			first = err
 		}
 		next, ok := t.again(req, a)
 		if !ok {
 			return nil, t.fail(req, a, nil, err)
+		}
+		if t.own == nil && v.conn != nil {
+			v.conn.succeed(req.Context(), next) // NewTransport merges dials
 		}
 		a, start = next, next.start
 		var resp *http.Response
@@ -110,7 +121,7 @@ type verdict struct {
 	hidden  bool  // the base tells nothing of its connections
 	unsent  bool  // the server cannot have processed the request
 	refused bool  // the connection was new, and the peer did not want it
-	landed  bool  // the connection was dead before: nothing was sent
+	landed  bool  // nothing was sent, since the connection was dead
 }
 
 // judge collects the evidence. The caller's own doings come first: an end of
@@ -121,6 +132,8 @@ func (t *Transport) judge(req *http.Request, a *attempt, start int64, err error)
 	}
 	v.kind = Classify(err)
 	switch {
+	case errors.As(err, new(*RetryError)):
+		return verdict{} // a Transport below has done what can be done
 	case v.kind == KindUnknown && a != nil && cannotRewind(err):
 		// net/http lost the connection and had closed the body, which we
 		// have kept. If nothing was sent, nothing is lost.
@@ -132,7 +145,7 @@ func (t *Transport) judge(req *http.Request, a *attempt, start int64, err error)
 	case v.kind == KindUnknown:
 		return v
 	case a == nil:
-		v.conn, v.refused = t.reg.recall(err, start)
+		v.conn, v.refused = t.reg.recall(err, v.kind, dialAddr(t.own, req), start)
 	default:
 		v = a.evidence(v)
 	}
@@ -144,7 +157,7 @@ func (t *Transport) judge(req *http.Request, a *attempt, start int64, err error)
 // callerEnded reports whether the caller has ended req.
 func callerEnded(req *http.Request) bool {
 	select {
-	case <-req.Cancel: //nolint:staticcheck // deprecated, and in use
+	case <-req.Cancel: // deprecated, and in use
 		return true
 	default:
 		return req.Context().Err() != nil
@@ -166,6 +179,14 @@ func (t *Transport) evict(ctx context.Context, v verdict, err error) {
 	v.conn.awaitRelease(ctx)
 }
 
+// mayResend reports whether a request with that verdict was not sent at all.
+func (t *Transport) mayResend(req *http.Request, v verdict) bool {
+	if v.kind == KindNotSent {
+		return true // by our own doing, mostly: no caller is to see it
+	}
+	return v.landed && !t.noRetry && !isUpgrade(req)
+}
+
 // mayRetry reports whether a request with that verdict may be sent again.
 func (t *Transport) mayRetry(req *http.Request, v verdict) bool {
 	switch {
@@ -180,23 +201,15 @@ func (t *Transport) mayRetry(req *http.Request, v verdict) bool {
 }
 
 // again prepares the next attempt, and reports whether the body can be had.
-func (t *Transport) again(req *http.Request, a *attempt) (*attempt, bool) {
-	if a == nil || a.currentBody() == nil {
-		return t.newAttempt(req, nil), true
-	}
-	b := a.currentBody()
-	if rc := b.handOn(); rc != nil {
-		return t.newAttempt(req, rc), true
-	}
-	if req.GetBody == nil {
+// It asks the socket that it gets: others may have died with the first.
+func (t *Transport) again(req *http.Request, a *attempt) (next *attempt, ok bool) {
+	rc, ok := replay(req, a)
+	if !ok {
 		return nil, false
 	}
-	rc, err := req.GetBody()
-	if err != nil {
-		return nil, false
-	}
-	b.settle(true)
-	return t.newAttempt(req, rc), true
+	next = t.newAttempt(req, rc)
+	next.asks = true
+	return next, true
 }
 
 // fail ends a request with the error that its caller gets.
@@ -211,18 +224,19 @@ func (t *Transport) fail(req *http.Request, a *attempt, first, err error) error 
 	return newRetryError(first, err)
 }
 
-// maxUnsent bounds how often a request is sent again that was not sent at
-// all: 10 pauses add up to about a second.
-const maxUnsent = 10
+// maxLanded bounds how often a request is sent again that was not sent at all:
+// a whole pool may have died at once.
+const maxLanded = 100
 
-// pause gives the HTTP layer time to take a dead connection out of its pool,
-// a little longer each time and none at first: mostly it has done so before it
-// returned the error. It reports false if ctx ended meanwhile.
-func pause(ctx context.Context, n int) bool {
-	if n == 0 {
+// pause gives the HTTP layer time to take a dead connection out of its pool.
+// Mostly it has done so before it returned the error, and each landing has put
+// another one out of the way, so that at first there is none. It reports false
+// if ctx ended meanwhile.
+func pause(ctx context.Context, landed int) bool {
+	if landed%10 < 3 {
 		return true
 	}
-	t := time.NewTimer(time.Millisecond << n)
+	t := time.NewTimer(time.Millisecond << (landed % 10))
 	defer t.Stop()
 	select {
 	case <-t.C:
@@ -247,7 +261,7 @@ func (t *Transport) CloseConnections() error {
 	err := t.reg.CloseAll()
 	t.CloseIdleConnections()
 	if err != nil {
-		return multierror.Prefix(err, "deadconn:")
+		return fmt.Errorf("deadconn: %w", err)
 	}
 	return nil
 }
