@@ -158,12 +158,27 @@ const supersededWait = 20 * time.Millisecond
 // errSuperseded is what RoundTrip sees otherwise: nothing was sent.
 var errSuperseded = &notSentError{"another dial has brought up an HTTP/2 connection"}
 
+// dialContext dials for what is not HTTPS to the server itself: plain HTTP, and
+// proxies, inside of which net/http sets up TLS.
 func (d *dialer) dialContext(ctx context.Context, network, addr string) (net.Conn, error) {
 	c, err := d.reg.dial(ctx, network, addr, d.under, d.owner)
 	if c == nil {
 		return nil, err
 	}
+	if d.transport.Proxy == nil {
+		c.proto.Store(uint32(cleartext(d.transport)))
+		c.shaken()
+	}
 	return c, err
+}
+
+// cleartext returns what t speaks without TLS: HTTP/2 only if it cannot speak
+// HTTP/1.
+func cleartext(t *http.Transport) outcome {
+	if p := t.Protocols; p != nil && p.UnencryptedHTTP2() && !p.HTTP1() {
+		return isHTTP2
+	}
+	return isHTTP1
 }
 
 // dialTLSContext returns before the handshake is done: net/http runs it, or
@@ -293,8 +308,12 @@ func (d *dialer) end(addr string, cl *call, o outcome, err error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	cl.outcome, cl.err, cl.ended = o, err, endOfConn
-	if cl.conn != nil && !cl.conn.dead() {
-		cl.ended = cl.conn.read.Load()
+	if c := cl.conn; c != nil {
+		// Not its own I/O has failed but what was made of it, such as the
+		// certificate: after the last bytes. net/http may have closed it.
+		if death := c.fate.Load(); death == nil || death.kind == KindNotEstablished {
+			cl.ended = c.read.Load()
+		}
 	}
 	delete(d.calls, addr)
 	close(cl.done)

@@ -55,7 +55,8 @@ type Registry struct {
 	foreignEvicted atomic.Int64
 
 	waiting  atomic.Pointer[conn] // a stack of those that are new to the watch
-	watching atomic.Bool          // the watch runs
+	watching atomic.Bool          // the watch goes on
+	watched  []*conn              // the watch's own: those that it looks at
 }
 
 // conn is a connection of a Registry. It sits below TLS: net/http speaks
@@ -382,7 +383,7 @@ func (c *conn) failure(op string, err error) error {
 	switch {
 	case op == "read" && errors.Is(err, os.ErrDeadlineExceeded), c.closed.Load():
 		return err // somebody's deadline, or the end of an orderly life
-	case c.evicted.Load() && errors.Is(err, net.ErrClosed):
+	case c.evicted.Load(): // whatever a closed connection of that type says
 		d := c.fate.Load()
 		if d.err == (handshakeTimeoutError{}) {
 			return d.err // as net/http returns it
@@ -460,7 +461,7 @@ func (c *conn) refused(kind Kind, since int64) bool {
 	if d := c.fate.Load(); d != nil {
 		kind = d.kind
 	}
-	return c.born >= since && peerEnded(kind) && !c.proven()
+	return c.born > since && peerEnded(kind) && !c.proven()
 }
 
 // proven reports whether the peer has said anything but an alert after the
@@ -500,7 +501,7 @@ func (r *Registry) recall(err error, kind Kind, addr string, since int64) (c *co
 	}
 	// One that the peer ended inside TLS, by close_notify or an alert, has
 	// not failed: the HTTP layer is about to close it.
-	for c := r.live.prev; c != nil && c != &r.live && c.born >= since; c = c.prev {
+	for c := r.live.prev; c != nil && c != &r.live && c.born > since; c = c.prev {
 		if c.addr != addr {
 			continue
 		}

@@ -115,36 +115,34 @@ func (r *Registry) list(c *conn) {
 		}
 	}
 	if r.watching.CompareAndSwap(false, true) {
-		go r.watch()
+		time.AfterFunc(watchTick, r.watch)
 	}
 }
 
-// watch looks at the connections that wait for an answer, and ends when there
-// are none. So a Registry at rest has no goroutine and no timer.
+// watch looks at the connections that wait for an answer, again and again
+// until there are none. So a Registry at rest has no timer, and never more
+// than one.
 func (r *Registry) watch() {
-	var list []*conn
-	for {
-		time.Sleep(watchTick)
-		for c := r.waiting.Swap(nil); c != nil; {
-			next := c.nextListed
-			c.nextListed = nil
-			list = append(list, c)
-			c = next
-		}
-		list = r.look(list)
-		if len(list) > 0 {
-			continue
-		}
+	for c := r.waiting.Swap(nil); c != nil; {
+		next := c.nextListed
+		c.nextListed = nil
+		r.watched = append(r.watched, c)
+		c = next
+	}
+	r.watched = r.look(r.watched)
+	if len(r.watched) == 0 {
+		r.watched = nil
 		r.watching.Store(false)
 		// One may have been listed meanwhile, by somebody who saw the watch
-		// running.
+		// go on.
 		if r.waiting.Load() == nil || !r.watching.CompareAndSwap(false, true) {
 			return
 		}
 	}
+	time.AfterFunc(watchTick, r.watch)
 }
 
-// look passes once over list and returns those that still wait.
+// look passes once over list and returns those that still wait, in its place.
 func (r *Registry) look(list []*conn) []*conn {
 	rest := list[:0]
 	for _, c := range list {
@@ -171,7 +169,7 @@ func (c *conn) look(at int64) bool {
 			return true // too early to ask
 		}
 		if c.doubts == nil {
-			c.doubts = new(doubts)
+			c.doubts = &doubts{ackedAt: at - int64(wait)}
 		}
 		if c.raw != nil {
 			e.kernel = tcpInfo(c.raw)

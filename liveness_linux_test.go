@@ -3,13 +3,16 @@ package deadconn
 import (
 	"context"
 	"crypto/tls"
-	"errors"
+	"fmt"
 	"io"
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"os"
+	"os/exec"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 
@@ -128,6 +131,7 @@ func TestBlackHoleInFlight(t *testing.T) {
 				wg.Wait()
 				return nfailed.Load(), time.Duration(slow.Load())
 			}
+			t.Parallel()
 			if !testing.Short() {
 				if failed, _ := run(t, bare); failed != 20 {
 					t.Errorf("net/http lost %d of 20: has the fault been cured?", failed)
@@ -159,6 +163,7 @@ func TestBlackHoleInTurn(t *testing.T) {
 		took   time.Duration
 	}{{owned, 3, 1500 * time.Millisecond}, {wrapped, 13, 4500 * time.Millisecond}} {
 		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
 			p := newPath(t, netlab.Options{}, ok)
 			if tt.name == owned.name {
 				c, d := p.client(t, bare)
@@ -222,9 +227,6 @@ func TestStalledWrite(t *testing.T) {
 type readerFunc func([]byte) (int, error)
 
 func (f readerFunc) Read(b []byte) (int, error) { return f(b) }
-
-var _ = errors.Is
-var _ net.Conn
 
 // While the peer holds its window shut the path is alive: the upload arrives,
 // on the same connection.
@@ -431,6 +433,224 @@ func TestFarPath(t *testing.T) {
 			mustGet(t, c, p.url)
 			if d.Dials() != dials {
 				t.Errorf("%d dials, want the same connection all along", d.Dials()-dials)
+			}
+		})
+	}
+}
+
+// helperServer is a server in a process of its own, which can be stopped.
+const helperServer = "DEADCONN_TEST_SERVER"
+
+func init() {
+	if os.Getenv(helperServer) == "" {
+		return
+	}
+	s := faultnet.NewServer(http.HandlerFunc(ok))
+	fmt.Println(s.URL)
+	io.Copy(io.Discard, os.Stdin) // until the test ends
+	os.Exit(0)
+}
+
+// A process is frozen behind a living kernel, which acknowledges everything:
+// the unanswered PING tells.
+func TestFrozenProcess(t *testing.T) {
+	if testing.Short() {
+		t.Skip("takes 25 s")
+	}
+	t.Parallel()
+	cmd := exec.Command(os.Args[0])
+	cmd.Env = append(os.Environ(), helperServer+"=1")
+	stdin, err := cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	stdout, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		cmd.Process.Signal(syscall.SIGCONT)
+		stdin.Close()
+		cmd.Wait()
+	})
+	var url string
+	if _, err := fmt.Fscanln(stdout, &url); err != nil {
+		t.Fatal(err)
+	}
+	d := new(faultnet.Dialer)
+	c := owned.client(t, d, &tls.Config{InsecureSkipVerify: true})
+	mustGet(t, c, url)
+	mustGet(t, c, url)
+	pooled := live(d)
+	if err := cmd.Process.Signal(syscall.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	start := time.Now()
+	answered := make(chan error, 1)
+	go func() { answered <- getWithin(c, url, 50*time.Second) }()
+	select {
+	case <-pooled.ClosedChan():
+	case <-time.After(50 * time.Second):
+		t.Fatal("never evicted")
+	}
+	if took := time.Since(start); took > 25*time.Second {
+		t.Errorf("evicted after %v, want at most 25 s", took)
+	} else {
+		t.Logf("evicted after %v", took)
+	}
+	// It thaws; the request has been sent again, or is about to.
+	cmd.Process.Signal(syscall.SIGCONT)
+	if err := <-answered; err != nil {
+		t.Error(err)
+	}
+}
+
+// A suspicion that was wrong costs one dial and hurts nobody: the stream on
+// the suspect goes on, new requests go elsewhere, and come back.
+func TestWrongSuspicion(t *testing.T) {
+	release := make(chan struct{})
+	p := newPath(t, netlab.Options{}, func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path == "/hold" {
+			io.WriteString(w, "begin ")
+			w.(http.Flusher).Flush()
+			<-release
+			io.WriteString(w, "end")
+		}
+	})
+	c, d := p.client(t, owned)
+	tr := c.Transport.(*Transport)
+	suspected := live(d)
+	resp, err := c.Get(p.url + "/hold")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	dials := d.Dials()
+	p.cut(t, d)
+	if failed, _ := outage(c, p.url, 20); failed > 3 {
+		t.Errorf("%d failed", failed)
+	}
+	if d.Dials() != dials+1 || tr.spare.hosts.Load() == nil {
+		t.Fatalf("%d dials; is there a suspicion: %v", d.Dials()-dials, tr.spare.hosts.Load() != nil)
+	}
+	detour := d.Last()
+	if err := p.lab.Heal(); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "no suspicion", func() bool { return tr.spare.hosts.Load() == nil })
+	mustGet(t, c, p.url)
+	if d.Dials() != dials+1 || suspected.Closed() {
+		t.Errorf("%d dials, the suspect is closed: %v", d.Dials()-dials, suspected.Closed())
+	}
+	close(release)
+	if b, err := io.ReadAll(resp.Body); string(b) != "begin end" || err != nil {
+		t.Errorf("the stream on the suspect: %q, %v", b, err)
+	}
+	// The detour's connection goes away, and another suspicion within
+	// trustAfterError is not acted upon.
+	eventually(t, "the detour is closed", func() bool { return detour.Closed() })
+	p.cut(t, d)
+	if failed, _ := outage(c, p.url, 20); failed < 4 {
+		t.Errorf("only %d failed: suspected again at once", failed)
+	}
+}
+
+// MaxConnsPerHost is kept: the suspect holds its place until it is dead.
+func TestSuspectWithMaxConnsPerHost(t *testing.T) {
+	p := newPath(t, netlab.Options{}, ok)
+	d := &faultnet.Dialer{Dial: p.lab.Dial}
+	c := &http.Client{Transport: Options{Base: &http.Transport{
+		DialContext: d.DialContext, TLSClientConfig: p.tls, ForceAttemptHTTP2: true, MaxConnsPerHost: 1,
+	}}.NewTransport()}
+	t.Cleanup(c.CloseIdleConnections)
+	mustGet(t, c, p.url)
+	p.cut(t, d)
+	failed, took := outage(c, p.url, 100)
+	t.Logf("%d failed in %v", failed, took)
+	if failed == 100 || d.Open() > 1 {
+		t.Errorf("%d failed, %d connections open", failed, d.Open())
+	}
+}
+
+// Of two connections to the same host only the dead one is closed.
+func TestOnlyTheDeadOne(t *testing.T) {
+	for _, w := range ours {
+		t.Run(w.name, func(t *testing.T) {
+			t.Parallel()
+			hold := make(chan struct{})
+			held := make(chan struct{}, 2)
+			p := newPath(t, netlab.Options{}, func(w http.ResponseWriter, r *http.Request) {
+				if r.URL.Path == "/hold" {
+					w.(http.Flusher).Flush()
+					held <- struct{}{}
+					<-hold
+				}
+			})
+			d := &faultnet.Dialer{Dial: p.lab.Dial}
+			// Two clients of one kind stand for two connections: HTTP/2 makes
+			// no second one by itself.
+			reg := new(Registry)
+			newClient := func() *http.Client {
+				base := &http.Transport{DialContext: d.DialContext, TLSClientConfig: p.tls, ForceAttemptHTTP2: true}
+				var rt http.RoundTripper = Options{Base: base, Registry: reg}.NewTransport()
+				if w.name == wrapped.name {
+					rt = Options{Registry: reg}.Wrap(base)
+				}
+				c := &http.Client{Transport: rt}
+				t.Cleanup(c.CloseIdleConnections)
+				return c
+			}
+			a, b := newClient(), newClient()
+			mustGet(t, a, p.url)
+			dying := d.Last()
+			stream, err := b.Get(p.url + "/hold")
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer stream.Body.Close()
+			<-held
+			living := d.Last()
+			if err := p.lab.Cut(dying); err != nil {
+				t.Fatal(err)
+			}
+			if failed, _ := outage(a, p.url, 100); failed == 100 {
+				t.Error("no recovery")
+			}
+			eventually(t, "the dead one is closed", dying.Closed)
+			mustGet(t, b, p.url)
+			if living.Closed() {
+				t.Error("the living one was closed")
+			}
+			close(hold)
+			if err := drain(stream); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
+
+// The socket filter of BPF makes a black hole on loopback, without namespaces.
+func TestBlackHoleByFilter(t *testing.T) {
+	s := newServer(t, ok)
+	for _, tt := range []struct {
+		way
+		failed int
+	}{{owned, 3}, {wrapped, 13}} {
+		t.Run(tt.name, func(t *testing.T) {
+			d := new(faultnet.Dialer)
+			c := tt.client(t, d, s.ClientTLS())
+			mustGet(t, c, s.URL)
+			mustGet(t, c, s.URL)
+			if err := faultnet.BlackholeSocket(live(d)); err != nil {
+				t.Skipf("no rights for a socket filter: %v", err)
+			}
+			failed, took := outage(c, s.URL, 100)
+			t.Logf("%d failed in %v", failed, took)
+			if failed > tt.failed {
+				t.Errorf("%d failed, want at most %d", failed, tt.failed)
 			}
 		})
 	}

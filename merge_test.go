@@ -199,6 +199,7 @@ func TestMergeLateJoiner(t *testing.T) {
 				c.doom(KindEOF, io.EOF)
 			}
 			late := wait() // the handshake may have failed now
+			nc.Close()
 			d.end(addr, call, failed, errFirst)
 			for name, got := range map[string]<-chan error{"before the dial was done": undialed, "before the last bytes": unheard} {
 				if err := <-got; err != errFirst {
