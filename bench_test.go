@@ -1,14 +1,11 @@
 package deadconn
 
 import (
-	"crypto/tls"
-	"fmt"
 	"io"
 	"net"
 	"net/http"
 	"runtime"
 	"slices"
-	"strings"
 	"testing"
 	"time"
 	"unsafe"
@@ -240,7 +237,3 @@ func BenchmarkCheckout(b *testing.B) {
 		}
 	}
 }
-
-var _ = tls.Config{}
-var _ = fmt.Sprint
-var _ = strings.Repeat

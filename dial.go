@@ -107,9 +107,10 @@ type dialer struct {
 	under     dialFunc        // the user's own
 	transport *http.Transport // for its settings
 
-	mu    sync.Mutex
-	calls map[string]*call    // guarded by mu; by address
-	http1 map[string]struct{} // guarded by mu; addresses known not to speak HTTP/2
+	mu       sync.Mutex
+	calls    map[string]*call    // guarded by mu; by address
+	settling map[string]*call    // guarded by mu; done, and not yet settled
+	http1    map[string]struct{} // guarded by mu; addresses known not to speak HTTP/2
 }
 
 // maxHTTP1 bounds what a dialer remembers. When it is full it starts again:
@@ -122,8 +123,9 @@ type call struct {
 	done    chan struct{}
 	conn    *conn // guarded by dialer.mu; nil: not dialed yet
 	outcome outcome
-	err     error // if failed
-	ended   int64 // if failed: its progress then
+	err     error         // if failed
+	ended   int64         // if failed: its progress then
+	settled chan struct{} // closed when its connection has settled, if isHTTP2
 }
 
 // progress tells how far cl has come. It grows, to endOfConn at most.
@@ -186,12 +188,13 @@ func cleartext(t *http.Transport) outcome {
 // and measure what they say. TLSHandshakeTimeout, which net/http does not
 // apply to a custom dialer, is applied here.
 func (d *dialer) dialTLSContext(ctx context.Context, network, addr string) (net.Conn, error) {
-	if requiresHTTP1(ctx) || d.transport.DisableKeepAlives || d.transport.MaxIdleConnsPerHost < 0 {
+	if dialsAlone(ctx) || d.transport.DisableKeepAlives || d.transport.MaxIdleConnsPerHost < 0 {
 		return d.start(ctx, network, addr, nil) // its connection is for it alone
 	}
 	for {
 		own, other, joined := d.join(addr)
 		if other == nil {
+			d.awaitSettled(ctx, addr)
 			return d.start(ctx, network, addr, own)
 		}
 		select {
@@ -229,7 +232,7 @@ func (d *dialer) join(addr string) (own, other *call, progress int64) {
 	if _, ok := d.http1[addr]; ok {
 		return nil, nil, 0
 	}
-	own = &call{done: make(chan struct{})}
+	own = &call{done: make(chan struct{}), settled: make(chan struct{})}
 	if d.calls == nil {
 		d.calls = make(map[string]*call)
 	}
@@ -274,8 +277,50 @@ func (d *dialer) start(ctx context.Context, network, addr string, cl *call) (net
 			d.learn(addr, o)
 		}
 		d.end(addr, cl, o, nil)
+		if cl != nil && o == isHTTP2 {
+			d.settle(addr, cl, c, now()+int64(settleWait))
+		}
 	}()
 	return tc, nil
+}
+
+// settleWait bounds settle. A server sends its SETTINGS after the handshake.
+const settleWait = 50 * time.Millisecond
+
+// settleMore is for what comes with the first bytes: TLS 1.3 has its session
+// tickets before the SETTINGS.
+const settleMore = 2 * time.Millisecond
+
+// settle waits until c's peer has sent its SETTINGS. Before, net/http takes
+// 100 for the number of streams that c may have, and a burst would dial again
+// for what c can take.
+func (d *dialer) settle(addr string, cl *call, c *conn, until int64) {
+	if !c.proven() && !c.closed.Load() && now() < until {
+		time.AfterFunc(time.Millisecond, func() { d.settle(addr, cl, c, until) })
+		return
+	}
+	time.AfterFunc(settleMore, func() {
+		d.mu.Lock()
+		defer d.mu.Unlock()
+		if d.settling[addr] == cl {
+			delete(d.settling, addr)
+		}
+		close(cl.settled)
+	})
+}
+
+// awaitSettled waits for a connection to addr that has just been made.
+func (d *dialer) awaitSettled(ctx context.Context, addr string) {
+	d.mu.Lock()
+	cl := d.settling[addr]
+	d.mu.Unlock()
+	if cl == nil {
+		return
+	}
+	select {
+	case <-cl.settled:
+	case <-ctx.Done():
+	}
 }
 
 // failure is how others are to take the end of a dial with ctx.
@@ -316,12 +361,38 @@ func (d *dialer) end(addr string, cl *call, o outcome, err error) {
 		}
 	}
 	delete(d.calls, addr)
+	if o == isHTTP2 {
+		if d.settling == nil {
+			d.settling = make(map[string]*call)
+		}
+		d.settling[addr] = cl
+	}
 	close(cl.done)
 }
 
-// http1Key marks the context of a request that only HTTP/1 can carry. net/http
-// tells a custom DialTLSContext nothing of it, but hands it the values of the
-// request's context.
-type http1Key struct{}
+// A dialNeed is in the context of a request whose connection is not any one.
+// net/http tells a custom DialTLSContext nothing of it, but hands it the
+// values of the request's context.
+type dialNeed uint8
 
-func requiresHTTP1(ctx context.Context) bool { return ctx.Value(http1Key{}) != nil }
+const (
+	needsHTTP1 dialNeed = iota + 1 // a WebSocket: no HTTP/2
+	needsOwn                       // Request.Close: nobody else will have it
+)
+
+type dialNeedKey struct{}
+
+// needOf returns what req needs, 0 if nothing.
+func needOf(req *http.Request) dialNeed {
+	switch {
+	case isWebSocket(req):
+		return needsHTTP1
+	case req.Close:
+		return needsOwn
+	}
+	return 0
+}
+
+func requiresHTTP1(ctx context.Context) bool { return ctx.Value(dialNeedKey{}) == needsHTTP1 }
+
+func dialsAlone(ctx context.Context) bool { return ctx.Value(dialNeedKey{}) != nil }

@@ -36,10 +36,10 @@ func (e *RetryError) Error() string {
 	return e.attempts.Error()
 }
 
-// First returns the first attempt's error, Last the second's.
+// First returns the first attempt's error, nil if e is nil or the zero value.
 func (e *RetryError) First() error { return e.at(1) }
 
-// Last returns the last attempt's error.
+// Last returns the last attempt's error, nil if e is nil or the zero value.
 func (e *RetryError) Last() error { return e.at(0) }
 
 func (e *RetryError) at(i int) error {

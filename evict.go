@@ -21,8 +21,10 @@ import (
 // [NewTransport] works with. Use one directly to give a transport that
 // somebody else builds the same evidence: set its DialContext (or client-go's
 // rest.Config.Dial) to [Registry.DialContext], and wrap it by
-// [Options.Wrap] with this Registry.
+// [Options.Wrap] with this Registry. Without a Transport that uses its
+// connections it keeps count of them and does nothing else.
 //
+// Whoever dials through a Registry closes the connections, as usual.
 // The zero value is ready. A Registry must not be copied, and its fields must
 // not be changed, after first use. All methods may be called concurrently.
 type Registry struct {

@@ -126,6 +126,7 @@ func TestBlackHoleInFlight(t *testing.T) {
 				}
 				if tt.before {
 					eventually(t, "20 requests there", func() bool { return held.Load() == 20 })
+					time.Sleep(300 * time.Millisecond) // the kernel's delayed ACK
 					p.cut(t, d)
 				}
 				wg.Wait()

@@ -58,36 +58,36 @@ func dialCheckText(t *testing.T, err error) {
 
 // A cold start and a death of everything under 1000 concurrent requests.
 // net/http dials 999 times. A server of net/http takes 250 streams a
-// connection, so 4 connections are the least; but the client gives it 100
-// until the server's SETTINGS are there, so it may take 10 and some.
+// connection, so 4 connections are the least.
 func TestMergedDialsUnderLoad(t *testing.T) {
-	const n, most = 1000, 15
-	s := newServer(t, func(w http.ResponseWriter, r *http.Request) { time.Sleep(300 * time.Millisecond) })
-	d := new(faultnet.Dialer)
-	c := owned.client(t, d, s.ClientTLS())
-
-	start := time.Now()
-	if errs := dialBurst(t, c, s.URL, n); len(errs) != 0 {
-		t.Errorf("cold: %d failed, such as: %v", len(errs), errs[0])
+	const n, most, mostAgain, tries = 1000, 8, 12, 3
+	var cold, again int
+	// How many it takes hangs on when the server's SETTINGS come in, and so on
+	// how busy the machine is. The best of three tries counts.
+	for try := 1; try <= tries; try++ {
+		s := newServer(t, func(w http.ResponseWriter, r *http.Request) { time.Sleep(300 * time.Millisecond) })
+		d := new(faultnet.Dialer)
+		c := owned.client(t, d, s.ClientTLS())
+		start := time.Now()
+		if errs := dialBurst(t, c, s.URL, n); len(errs) != 0 {
+			t.Errorf("cold: %d failed, such as: %v", len(errs), errs[0])
+		}
+		cold = d.Dials()
+		t.Logf("cold: %d dials, %v", cold, time.Since(start))
+		for _, conn := range d.Conns() {
+			conn.FailWrites(syscall.EPIPE)
+		}
+		start = time.Now()
+		if errs := dialBurst(t, c, s.URL, n); len(errs) != 0 {
+			t.Errorf("after the death: %d failed, such as: %v", len(errs), errs[0])
+		}
+		again = d.Dials() - cold
+		t.Logf("after the death: %d dials, %v", again, time.Since(start))
+		if cold <= most && again <= mostAgain {
+			return
+		}
 	}
-	cold := d.Dials()
-	t.Logf("cold: %d dials, %v", cold, time.Since(start))
-	if cold > most {
-		t.Errorf("cold: %d dials, want at most %d", cold, most)
-	}
-
-	for _, conn := range d.Conns() {
-		conn.FailWrites(syscall.EPIPE)
-	}
-	start = time.Now()
-	if errs := dialBurst(t, c, s.URL, n); len(errs) != 0 {
-		t.Errorf("after the death: %d failed, such as: %v", len(errs), errs[0])
-	}
-	again := d.Dials() - cold
-	t.Logf("after the death: %d dials, %v", again, time.Since(start))
-	if again > most {
-		t.Errorf("after the death: %d dials, want at most %d", again, most)
-	}
+	t.Errorf("%d dials cold and %d after the death, want at most %d and %d", cold, again, most, mostAgain)
 }
 
 // An address that is known to speak HTTP/1 is dialed in parallel, for each
@@ -153,64 +153,6 @@ func TestMergeLearns(t *testing.T) {
 	if _, other, _ := d.join(addr); other != nil {
 		t.Error("a dial that has ended is waited for")
 	}
-}
-
-// Whoever has come after a dial failed, but before that was made known, has not
-// seen it fail and tries for itself.
-func TestMergeLateJoiner(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		const addr = "host:443"
-		errFirst, errSecond := errors.New("first"), errors.New("second")
-		var dials atomic.Int64
-		reg := &Registry{Dial: func(context.Context, string, string) (net.Conn, error) {
-			here, there := net.Pipe()
-			there.Close()
-			return here, nil
-		}}
-		d := &dialer{reg: reg, transport: &http.Transport{}, under: func(context.Context, string, string) (net.Conn, error) {
-			dials.Add(1)
-			return nil, errSecond
-		}}
-		wait := func() <-chan error {
-			err := make(chan error, 1)
-			go func() {
-				_, e := d.dialTLSContext(t.Context(), "tcp", addr)
-				err <- e
-			}()
-			synctest.Wait()
-			return err
-		}
-		for _, dead := range []bool{false, true} {
-			dials.Store(0)
-			call, _, _ := d.join(addr)
-			undialed := wait()
-			nc, err := reg.DialContext(t.Context(), "tcp", addr)
-			if err != nil {
-				t.Fatal(err)
-			}
-			defer nc.Close()
-			c := nc.(*conn)
-			d.mu.Lock()
-			call.conn = c
-			d.mu.Unlock()
-			unheard := wait()
-			c.read.Store(100)
-			if dead {
-				c.doom(KindEOF, io.EOF)
-			}
-			late := wait() // the handshake may have failed now
-			nc.Close()
-			d.end(addr, call, failed, errFirst)
-			for name, got := range map[string]<-chan error{"before the dial was done": undialed, "before the last bytes": unheard} {
-				if err := <-got; err != errFirst {
-					t.Errorf("dead=%v, came %s: %v", dead, name, err)
-				}
-			}
-			if err := <-late; err != errSecond || dials.Load() != 1 {
-				t.Errorf("dead=%v, came late: %v after %d dials", dead, err, dials.Load())
-			}
-		}
-	})
 }
 
 func TestMergeMemoryIsBounded(t *testing.T) {
@@ -567,8 +509,11 @@ func TestMergeAndLimits(t *testing.T) {
 				}},
 			{"Request.Close", func(t *http.Transport) {}, true,
 				func(t *testing.T, bare, ours, most int) {
-					if ours > bare || proto.name == "HTTP/1" && ours != bare {
-						t.Errorf("%d dials, net/http %d", ours, bare)
+					// They are not merged: each has its connection for itself,
+					// and those of a burst dial at once. Over HTTP/2 net/http
+					// dials many in vain, so that the number is no figure.
+					if proto.name == "HTTP/1" && ours != bare || most < 5 {
+						t.Errorf("%d dials, at most %d at once; net/http %d", ours, most, bare)
 					}
 				}},
 		} {
@@ -791,4 +736,62 @@ func (c *dialShortLived) Write(p []byte) (int, error) {
 		return 0, &net.OpError{Op: "write", Net: "tcp", Source: c.LocalAddr(), Addr: c.RemoteAddr(), Err: syscall.EPIPE}
 	}
 	return c.Conn.Write(p)
+}
+
+// Whoever has come after a dial failed, but before that was made known, has not
+// seen it fail and tries for itself.
+func TestMergeLateJoiner(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const addr = "host:443"
+		errFirst, errSecond := errors.New("first"), errors.New("second")
+		var dials atomic.Int64
+		reg := &Registry{Dial: func(context.Context, string, string) (net.Conn, error) {
+			here, there := net.Pipe()
+			there.Close()
+			return here, nil
+		}}
+		d := &dialer{reg: reg, transport: &http.Transport{}, under: func(context.Context, string, string) (net.Conn, error) {
+			dials.Add(1)
+			return nil, errSecond
+		}}
+		wait := func() <-chan error {
+			err := make(chan error, 1)
+			go func() {
+				_, e := d.dialTLSContext(t.Context(), "tcp", addr)
+				err <- e
+			}()
+			synctest.Wait()
+			return err
+		}
+		for _, dead := range []bool{false, true} {
+			dials.Store(0)
+			call, _, _ := d.join(addr)
+			undialed := wait()
+			nc, err := reg.DialContext(t.Context(), "tcp", addr)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer nc.Close()
+			c := nc.(*conn)
+			d.mu.Lock()
+			call.conn = c
+			d.mu.Unlock()
+			unheard := wait()
+			c.read.Store(100)
+			if dead {
+				c.doom(KindEOF, io.EOF)
+			}
+			late := wait() // the handshake may have failed now
+			nc.Close()
+			d.end(addr, call, failed, errFirst)
+			for name, got := range map[string]<-chan error{"before the dial was done": undialed, "before the last bytes": unheard} {
+				if err := <-got; err != errFirst {
+					t.Errorf("dead=%v, came %s: %v", dead, name, err)
+				}
+			}
+			if err := <-late; err != errSecond || dials.Load() != 1 {
+				t.Errorf("dead=%v, came late: %v after %d dials", dead, err, dials.Load())
+			}
+		}
+	})
 }

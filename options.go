@@ -18,7 +18,10 @@ type Options struct {
 	// Base has the settings that Options.NewTransport starts from: proxies,
 	// TLS, limits, timeouts, dialers. It is cloned and never changed. Nil
 	// means those of net/http's default transport. Its own dialers are
-	// honoured; what they return is tracked. Options.Wrap refuses it.
+	// honoured. What DialContext and Dial return is tracked; with a
+	// DialTLSContext or DialTLS, net/http wants the *tls.Conn as it is, so
+	// that its connections are known as Wrap knows them, and not counted by
+	// the Registry. Options.Wrap refuses Base.
 	Base *http.Transport
 
 	// Registry tracks the connections. Nil means one of its own. Set it to
@@ -33,7 +36,9 @@ type Options struct {
 	Retryable func(*http.Request) bool
 
 	// DisableRetry turns retries off: dead connections are evicted, and the
-	// first failure goes to the caller.
+	// first failure goes to the caller. A request that our own dialer sent
+	// back, since another dial has brought up a connection, was not sent and
+	// goes on all the same.
 	DisableRetry bool
 
 	// Health says how silent death is detected.
@@ -48,10 +53,22 @@ type Options struct {
 }
 
 // Health says how connections are found dead that say nothing. The zero value
-// means the defaults. It applies to HTTP/2 connections of NewTransport; Wrap
-// leaves its base as it is. A value that Options.Base.HTTP2 sets is left.
+// means the defaults.
+//
+// On Linux the kernel's account of the path (TCP_INFO) finds a dead one, of
+// either protocol and also under Wrap, 2.5 seconds after a request was written
+// into it (or 4 round trips, if that is longer), and makes NewTransport send
+// new requests elsewhere after half a second; those thresholds are no
+// settings, since they follow from how TCP retransmits. The fields are for what
+// the kernel cannot see, and for other systems: they apply to HTTP/2
+// connections of NewTransport. Wrap leaves its base as it is. A ping setting
+// in Options.Base.HTTP2 is left.
+//
+// TCP_USER_TIMEOUT is not used: it also ends a connection whose peer merely
+// holds its window shut, and one whose keep-alive probe was lost.
 type Health struct {
-	// Disable turns the whole detection off.
+	// Disable turns the whole detection off: no watch, no pings of ours, and
+	// under Wrap no question to the socket before a request is sent.
 	Disable bool
 
 	// PingInterval is how long nothing may have been read before a PING
@@ -87,7 +104,9 @@ const (
 func NewTransport() *Transport { return Options{}.NewTransport() }
 
 // Wrap protects a transport that somebody else built and may share: nothing
-// in base is changed. A nil base means http.DefaultTransport. The result is a
+// in base is changed. A nil base means http.DefaultTransport. It learns which
+// connection carries a request by httptrace; from a base that tells nothing
+// only CloseIdleConnections is asked, if it has one. The result is a
 // *[Transport]. It is Options{}.Wrap(base), with the signature of client-go's
 // transport.WrapperFunc: cfg.Wrap(deadconn.Wrap).
 func Wrap(base http.RoundTripper) http.RoundTripper { return Options{}.Wrap(base) }

@@ -57,7 +57,7 @@ func (t *Transport) isLean(req *http.Request) bool {
 	if req == nil || req.URL == nil || req.Header == nil {
 		return true
 	}
-	return t.lean && !hasBody(req) && IsIdempotent(req) && len(req.Header["Connection"]) == 0
+	return t.lean && !hasBody(req) && IsIdempotent(req) && !req.Close && len(req.Header["Connection"]) == 0
 }
 
 // send makes one attempt; a is nil if it is lean.
@@ -66,8 +66,8 @@ func (t *Transport) send(a *attempt, req *http.Request) (*http.Response, error) 
 	if a == nil {
 		return base.RoundTrip(req)
 	}
-	if t.own != nil && isWebSocket(req) {
-		a.req = a.req.WithContext(context.WithValue(a.req.Context(), http1Key{}, true))
+	if need := needOf(req); t.own != nil && need != 0 {
+		a.req = a.req.WithContext(context.WithValue(a.req.Context(), dialNeedKey{}, need))
 	}
 	resp, err := base.RoundTrip(a.req)
 	if a.onConn != nil {
@@ -122,6 +122,7 @@ type verdict struct {
 	unsent  bool  // the server cannot have processed the request
 	refused bool  // the connection was new, and the peer did not want it
 	landed  bool  // nothing was sent, since the connection was dead
+	ours    bool  // and that by our own doing
 }
 
 // judge collects the evidence. The caller's own doings come first: an end of
@@ -137,7 +138,7 @@ func (t *Transport) judge(req *http.Request, a *attempt, start int64, err error)
 	case v.kind == KindUnknown && a != nil && cannotRewind(err):
 		// net/http lost the connection and had closed the body, which we
 		// have kept. If nothing was sent, nothing is lost.
-		if v = a.evidence(v); !v.unsent {
+		if v = a.evidence(v); !v.unsent && !v.landed {
 			return verdict{}
 		}
 		v.landed = true
@@ -151,6 +152,7 @@ func (t *Transport) judge(req *http.Request, a *attempt, start int64, err error)
 	}
 	v.unsent = v.unsent || v.kind.Unprocessed()
 	v.landed = v.landed || v.kind == KindNotSent
+	v.ours = errors.As(err, new(*notSentError))
 	return v
 }
 
@@ -181,8 +183,11 @@ func (t *Transport) evict(ctx context.Context, v verdict, err error) {
 
 // mayResend reports whether a request with that verdict was not sent at all.
 func (t *Transport) mayResend(req *http.Request, v verdict) bool {
-	if v.kind == KindNotSent {
-		return true // by our own doing, mostly: no caller is to see it
+	switch {
+	case v.ours:
+		return true // no caller is to see it
+	case v.refused:
+		return false
 	}
 	return v.landed && !t.noRetry && !isUpgrade(req)
 }
