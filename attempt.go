@@ -1,6 +1,7 @@
 package deadconn
 
 import (
+	"crypto/tls"
 	"io"
 	"net"
 	"net/http"
@@ -102,6 +103,9 @@ func (a *attempt) gotConn(info httptrace.GotConnInfo) {
 		c.wait(now())
 	default:
 		c.own(a.t)
+		if tc, ok := info.Conn.(*tls.Conn); ok && !c.tls.Load() {
+			c.describe(tc)
+		}
 		if !info.Reused {
 			c.shaken()
 		}

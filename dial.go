@@ -76,6 +76,7 @@ func tlsConfig(base *tls.Config, addr string) *tls.Config {
 // handshake runs tc's handshake over c, within timeout if there is one, and
 // closes c if it fails.
 func (c *conn) handshake(ctx context.Context, tc *tls.Conn, timeout time.Duration) error {
+	c.tls.Store(true)
 	if timeout > 0 {
 		// The handshake may also be run by net/http. It ends either way
 		// when c does, and c's reads then give the timeout. What the
@@ -122,6 +123,7 @@ const maxHTTP1 = 4096
 type call struct {
 	done    chan struct{}
 	conn    *conn // guarded by dialer.mu; nil: not dialed yet
+	waiters int   // guarded by dialer.mu
 	outcome outcome
 	err     error         // if failed
 	ended   int64         // if failed: its progress then
@@ -227,6 +229,7 @@ func (d *dialer) join(addr string) (own, other *call, progress int64) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if c := d.calls[addr]; c != nil {
+		c.waiters++
 		return nil, c, c.progress()
 	}
 	if _, ok := d.http1[addr]; ok {
@@ -368,6 +371,9 @@ func (d *dialer) end(addr string, cl *call, o outcome, err error) {
 		d.settling[addr] = cl
 	}
 	close(cl.done)
+	if d.owner != nil && cl.waiters > 0 && o != isHTTP1 {
+		d.owner.merged(DialMergedInfo{Addr: addr, Waiters: cl.waiters, Err: err})
+	}
 }
 
 // A dialNeed is in the context of a request whose connection is not any one.

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/hashicorp/go-multierror"
+	"golang.org/x/net/http2"
 )
 
 // A Registry dials connections and keeps track of them until they are closed,
@@ -74,6 +75,7 @@ type conn struct {
 	read, wrote atomic.Int64                  // bytes that went through
 	shakenRead  atomic.Int64                  // read, when the TLS handshake was done; 0: not known
 	lastWrite   atomic.Int64                  // when the last Write began
+	lastRead    atomic.Int64                  // when something was read; 0: nothing was
 	onWrite     atomic.Pointer[chan struct{}] // closed at the next write, if set
 
 	fate        atomic.Pointer[death]         // why it is of no use any more; set once
@@ -84,10 +86,12 @@ type conn struct {
 	reported    atomic.Bool                   // its owner was told that it was evicted
 	closed      atomic.Bool                   // its user, the HTTP layer, has let go of it
 	proto       atomic.Uint32                 // an outcome: isHTTP1, isHTTP2, or 0 if not known
+	tls         atomic.Bool                   // known to have TLS on it
 	foreign     bool                          // not dialed by us and not in the path of its bytes
 
 	watched    atomic.Bool  // Health is not disabled
 	listed     atomic.Bool  // on the list of the watch, or about to be
+	suspected  atomic.Bool  // the watch suspects it
 	unanswered atomic.Int64 // since when; 0: something was read after all writes
 	writing    atomic.Int64 // since when a Write has been going on; 0: none
 	nextListed *conn        // the list's
@@ -166,6 +170,9 @@ type death struct {
 	kind Kind
 	err  error // what said so
 	at   int64
+
+	autopsy       atomic.Pointer[Autopsy] // set before it is told to anybody
+	rescued, lost atomic.Int64            // what became of its requests
 }
 
 func (d *death) Error() string {
@@ -194,16 +201,32 @@ func (c *conn) dead() bool { return c.fate.Load() != nil }
 
 // own makes t the one to be told of c, if nobody is yet.
 func (c *conn) own(t *Transport) {
-	if c.owner.Load() == nil && c.owner.CompareAndSwap(nil, t) && !t.health.Disable {
+	if c.owner.Load() != nil || !c.owner.CompareAndSwap(nil, t) {
+		return
+	}
+	if !t.health.Disable {
 		c.watched.Store(true)
+	}
+	if c.foreign {
+		return
+	}
+	t.stats.dialed.Add(1)
+	if t.hooks.ConnTracked != nil {
+		t.events.put(event{tracked: c})
 	}
 }
 
 // evict closes c, if the HTTP layer has not done so yet, and tells its owner,
 // once. It must be called without locks.
 func (c *conn) evict(kind Kind, why error) {
+	t := c.owner.Load()
+	first := t != nil && c.reported.CompareAndSwap(false, true)
+	if first {
+		c.doom(kind, why)
+		c.fate.Load().autopsy.Store(c.autopsy(now()))
+	}
 	c.shut(kind, why)
-	if t := c.owner.Load(); t != nil && c.reported.CompareAndSwap(false, true) {
+	if first {
 		t.evicted(c)
 	}
 }
@@ -334,6 +357,7 @@ func (c *conn) Read(p []byte) (int, error) {
 	n, err := c.Conn.Read(p)
 	if n > 0 {
 		c.read.Add(int64(n))
+		c.lastRead.Store(now())
 		if c.unanswered.Load() != 0 {
 			c.unanswered.Store(0)
 		}
@@ -410,6 +434,13 @@ func (c *conn) Close() error {
 		c.doom(KindNotEstablished, errEndedUnused) // see recall
 	}
 	c.reg.untrack(c)
+	if t := c.owner.Load(); t != nil && t.hooks.ConnClosed != nil {
+		t.events.put(event{closed: &ConnClosedInfo{
+			Addr: c.addr, LocalAddr: c.LocalAddr(), RemoteAddr: c.RemoteAddr(), Protocol: c.protocol(),
+			Age: time.Duration(now() - c.born), BytesRead: c.read.Load(), BytesWritten: c.wrote.Load(),
+			Evicted: c.evicted.Load() || c.reported.Load(),
+		}})
+	}
 	err := c.Conn.Close()
 	if c.evicted.Load() {
 		return nil // closed before, by us
@@ -427,6 +458,16 @@ func (c *conn) CloseWrite() error {
 
 // NetConn returns the connection that was dialed, as tls.Conn.NetConn does.
 func (c *conn) NetConn() net.Conn { return c.Conn }
+
+// describe notes what tc, which is over c, speaks.
+func (c *conn) describe(tc *tls.Conn) {
+	c.tls.Store(true)
+	o := isHTTP1
+	if tc.ConnectionState().NegotiatedProtocol == http2.NextProtoTLS {
+		o = isHTTP2
+	}
+	c.proto.Store(uint32(o))
+}
 
 // shaken notes that the TLS handshake is done.
 func (c *conn) shaken() { c.shakenRead.CompareAndSwap(0, max(1, c.read.Load())) }
@@ -566,3 +607,11 @@ func tracked(c net.Conn) *conn {
 // maxLayers bounds the walk down a stack of connections: TLS inside TLS
 // through an HTTPS proxy is four.
 const maxLayers = 16
+
+// addrString is a's text; empty if a is nil, as it is of odd connections.
+func addrString(a net.Addr) string {
+	if a == nil {
+		return ""
+	}
+	return a.String()
+}

@@ -231,17 +231,16 @@ func ExampleIsIdempotent() {
 	// true
 }
 
-// Hooks feed metrics. Kind is fit for a label.
+// Hooks feed metrics. The name of a Kind is fit for a label.
 func ExampleHooks() {
 	server, base, kill := startServer()
 	defer server.Close()
 
+	evicted := make(chan deadconn.Kind)
 	client := &http.Client{Transport: deadconn.Options{
 		Hooks: &deadconn.Hooks{
-			ConnEvicted: func(i deadconn.ConnEvictedInfo) {
-				fmt.Println("evicted:", i.Kind)
-			},
-			Retried: func(i deadconn.RetriedInfo) {
+			ConnEvicted: func(i deadconn.ConnEvictedInfo) { evicted <- i.Cause },
+			RequestDone: func(i deadconn.RequestDoneInfo) {
 				fmt.Println("sent again:", i.Method, "rescued:", i.Err == nil)
 			},
 		},
@@ -250,9 +249,10 @@ func ExampleHooks() {
 	get(client, server.URL)
 	kill()
 	get(client, server.URL)
+	fmt.Println("evicted:", <-evicted)
 	// Output:
-	// evicted: closed
 	// sent again: GET rescued: true
+	// evicted: closed
 }
 
 // If both attempts fail the error has both.

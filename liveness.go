@@ -199,7 +199,6 @@ func (c *conn) look(at int64) bool {
 // doubts are what the watch has noted of a connection that kept it waiting.
 type doubts struct {
 	firstLook int64 // since when it looks suspect; 0: it does not
-	suspected bool  // it has looked so for long enough
 	detoured  bool  // new requests go elsewhere because of it
 
 	acked   uint64 // kernelInfo.acked, when it was last seen to change
@@ -248,11 +247,11 @@ func (c *conn) suspect(v livenessVerdict) {
 	d, t := c.doubts, c.owner.Load()
 	switch {
 	case d == nil:
-	case v == suspect && !d.suspected:
-		d.suspected = true
+	case v == suspect && !c.suspected.Load():
+		c.suspected.Store(true)
 		t.suspect(c)
-	case v == alive && d.suspected:
-		d.suspected = false
+	case v == alive && c.suspected.Load():
+		c.suspected.Store(false)
 		t.clear(c, !c.dead() && !c.closed.Load())
 	}
 }

@@ -48,7 +48,9 @@ type Options struct {
 	Hooks *Hooks
 
 	// Logger gets a line for each eviction (Warn) and each request that was
-	// sent again (Debug). Nil means none.
+	// sent again (Debug), at most 5 a second for each host and level and then
+	// one with the number of the others. It is called like Hooks.ConnEvicted,
+	// so that a slow one holds up no request. Nil means none.
 	Logger *slog.Logger
 }
 
@@ -142,6 +144,7 @@ func (o Options) transport(base http.RoundTripper) *Transport {
 	if o.Hooks != nil {
 		t.hooks = *o.Hooks
 	}
+	t.events = &events{t: t}
 	return t
 }
 

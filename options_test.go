@@ -132,7 +132,7 @@ func TestOptionsCopied(t *testing.T) {
 	var told atomic.Int64
 	hooks := &Hooks{
 		ConnEvicted: func(ConnEvictedInfo) { told.Add(1) },
-		Retried:     func(RetriedInfo) { told.Add(1) },
+		RequestDone: func(RequestDoneInfo) { told.Add(1) },
 	}
 	base := &http.Transport{DialContext: d.DialContext, TLSClientConfig: s.ClientTLS(), ForceAttemptHTTP2: true, HTTP2: &http.HTTP2Config{}}
 	o := Options{Base: base, Hooks: hooks, Retryable: IsIdempotent}
@@ -144,7 +144,7 @@ func TestOptionsCopied(t *testing.T) {
 	never := func(*http.Request) bool { t.Error("later changes are seen"); return false }
 	o.Retryable, o.DisableRetry, o.Health.Disable = never, true, true
 	hooks.ConnEvicted = func(ConnEvictedInfo) { t.Error("later changes are seen") }
-	hooks.Retried = func(RetriedInfo) { t.Error("later changes are seen") }
+	hooks.RequestDone = func(RequestDoneInfo) { t.Error("later changes are seen") }
 	base.Proxy = func(*http.Request) (*url.URL, error) { return nil, errors.New("later changes are seen") }
 	base.DialContext = func(context.Context, string, string) (net.Conn, error) {
 		return nil, errors.New("later changes are seen")
@@ -158,9 +158,7 @@ func TestOptionsCopied(t *testing.T) {
 		mustGet(t, c, s.URL)
 		d.Last().FailWrites(net.ErrClosed)
 		mustGet(t, c, s.URL)
-		if want := int64(2 * (i + 1)); told.Load() != want {
-			t.Errorf("hooks were called %d times, want %d", told.Load(), want)
-		}
+		eventually(t, "two hooks called", func() bool { return told.Load() == int64(2*(i+1)) })
 		tr.CloseIdleConnections()
 	}
 }
@@ -225,14 +223,17 @@ func TestOptionsHooksAndLogger(t *testing.T) {
 			d.Last().FailWrites(syscall.EPIPE)
 			mustGet(t, c, s.URL)
 			c.CloseIdleConnections()
-			mu.Lock()
-			defer mu.Unlock()
-			text := buf.String()
 			if !tt.log {
 				return
 			}
-			if strings.Count(text, "\n") != 2 || !strings.Contains(text, "level=WARN") || !strings.Contains(text, "level=DEBUG") ||
-				!strings.Contains(text, "kind=reset") {
+			var text string
+			eventually(t, "two lines logged", func() bool {
+				mu.Lock()
+				defer mu.Unlock()
+				text = buf.String()
+				return strings.Count(text, "\n") == 2
+			})
+			if !strings.Contains(text, "level=WARN") || !strings.Contains(text, "level=DEBUG") || !strings.Contains(text, "cause=reset") {
 				t.Errorf("logged:\n%s", text)
 			}
 		})

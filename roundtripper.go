@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net/http"
+	"sync"
 	"time"
 )
 
@@ -26,7 +27,12 @@ type Transport struct {
 	hooks     Hooks
 	log       *slog.Logger
 	stats     counters
-	spare     spare
+	events    *events
+	autopsies struct {
+		mu   sync.Mutex
+		last []*death // guarded by mu; the newest last
+	}
+	spare spare
 }
 
 var _ http.RoundTripper = (*Transport)(nil)
@@ -81,36 +87,61 @@ func (t *Transport) send(a *attempt, req *http.Request) (*http.Response, error) 
 
 // rescue decides on a failed attempt: evict, send again, or give up.
 func (t *Transport) rescue(req *http.Request, a *attempt, start int64, err error) (*http.Response, error) {
-	var first error // what the request failed with at first
-	for landed, retried := 0, false; ; {
+	var s story
+	for {
 		v := t.judge(req, a, start, err)
 		t.evict(req.Context(), v, err)
-		switch {
-		case landed < maxLanded && t.mayResend(req, v) && pause(req.Context(), landed):
-			landed++ // nothing was sent, so that this is no retry
-		case !retried && t.mayRetry(req, v):
-			retried = true
-		case retried:
-			return nil, t.fail(req, a, first, err)
-		default:
-			return nil, t.fail(req, a, nil, err)
-		}
-		if first == nil && v.kind != KindNotSent {
-			first = err
+		if !t.mayGoOn(req, v, &s) {
+			return nil, t.fail(req, a, &s, err)
 		}
 		next, ok := t.again(req, a)
 		if !ok {
-			return nil, t.fail(req, a, nil, err)
+			return nil, t.fail(req, a, &s, err)
 		}
-		if t.own == nil && v.conn != nil {
-			v.conn.succeed(req.Context(), next) // NewTransport merges dials
-		}
+		t.turn(req, v, &s, next, err)
 		a, start = next, next.start
 		var resp *http.Response
 		if resp, err = t.send(a, req); err == nil {
-			t.retried(req, first, nil)
+			t.done(req, &s, nil)
 			return resp, nil
 		}
+	}
+}
+
+// story is what has become of a request so far.
+type story struct {
+	landed int   // how often it was to be sent again, since it had not been sent
+	retry  bool  // it is to be sent again though it may have been sent, once
+	twice  bool  // and was
+	first  error // what it failed with at first, other than by our own doing
+	died   *conn // and on what, if that is known
+}
+
+// mayGoOn reports whether a request with that verdict may be sent again.
+func (t *Transport) mayGoOn(req *http.Request, v verdict, s *story) bool {
+	switch {
+	case s.landed < maxLanded && t.mayResend(req, v) && pause(req.Context(), s.landed):
+		s.landed++ // nothing was sent, so that this is no retry
+		return true
+	case !s.retry && t.mayRetry(req, v):
+		s.retry = true
+		return true
+	}
+	return false
+}
+
+// turn is the turn of a request from a failed attempt to the next.
+func (t *Transport) turn(req *http.Request, v verdict, s *story, next *attempt, err error) {
+	s.twice = s.retry
+	if v.ours {
+		return
+	}
+	if s.first == nil {
+		s.first, s.died = err, v.conn
+	}
+	t.retrying(req, v, err)
+	if t.own == nil && v.conn != nil {
+		v.conn.succeed(req.Context(), next) // NewTransport merges dials
 	}
 }
 
@@ -218,15 +249,15 @@ func (t *Transport) again(req *http.Request, a *attempt) (next *attempt, ok bool
 }
 
 // fail ends a request with the error that its caller gets.
-func (t *Transport) fail(req *http.Request, a *attempt, first, err error) error {
+func (t *Transport) fail(req *http.Request, a *attempt, s *story, err error) error {
 	if a != nil {
 		a.fail()
 	}
-	if first == nil {
-		return err
+	if s.twice {
+		err = newRetryError(s.first, err)
 	}
-	t.retried(req, first, err)
-	return newRetryError(first, err)
+	t.done(req, s, err)
+	return err
 }
 
 // maxLanded bounds how often a request is sent again that was not sent at all:

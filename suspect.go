@@ -74,6 +74,13 @@ func (t *Transport) suspect(c *conn) {
 	s.countLocked(c.addr, 1)
 	c.doubts.detoured = true
 	t.stats.suspected.Add(1)
+	if t.hooks.ConnSuspected != nil {
+		info := ConnSuspectedInfo{Addr: c.addr, LocalAddr: c.LocalAddr(), RemoteAddr: c.RemoteAddr()}
+		if c.raw != nil {
+			info.Path = tcpInfo(c.raw).info()
+		}
+		t.events.put(event{suspected: &info})
+	}
 }
 
 // clear ends the suspicion against c. It was wrong if c has answered.
