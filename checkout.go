@@ -39,9 +39,9 @@ func (c *conn) hungUp() bool {
 	return true
 }
 
-// quiet reports whether c was at rest until at, with nothing unanswered.
+// quiet reports whether nothing was written to c for a while before at.
 func (c *conn) quiet(at int64) bool {
-	return time.Duration(at-c.lastWrite.Load()) > quietSpell && c.unanswered.Load() == 0
+	return time.Duration(at-c.lastWrite.Load()) > quietSpell
 }
 
 // refuse is the end of a write on a connection that the peer has closed.

@@ -742,7 +742,7 @@ func TestNoThirdAttempt(t *testing.T) {
 		{"draining", errors.New("http2: Transport received Server's graceful shutdown GOAWAY"), 2},
 		{"refused stream", errors.New("stream error: stream ID 1; REFUSED_STREAM"), 1},
 		{"calm", errors.New(goAwayPrefix + `LastStreamID=1, ErrCode=ENHANCE_YOUR_CALM, debug=""`), 1},
-		{"not sent", errors.New("http2: client conn not usable"), maxLanded + 2},
+		{"not sent", errors.New("http2: client conn not usable"), maxStuck + 2},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {

@@ -78,8 +78,9 @@ func (q *events) next(rest time.Duration) (e event, wait time.Duration, ok bool)
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	if len(q.queue) == 0 {
+		// One that comes while the second lasts is not to wait for its end.
 		q.queue, q.running = nil, rest > 0
-		return e, rest, rest > 0
+		return e, min(rest, eventDelay), rest > 0
 	}
 	if wait = eventDelay - time.Since(q.queue[0].at); wait > 0 {
 		return e, wait, true

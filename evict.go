@@ -217,10 +217,10 @@ func (c *conn) own(t *Transport) {
 }
 
 // evict closes c, if the HTTP layer has not done so yet, and tells its owner,
-// once. It must be called without locks.
-func (c *conn) evict(kind Kind, why error) {
+// once; it reports whether this call did. It must be called without locks.
+func (c *conn) evict(kind Kind, why error) (first bool) {
 	t := c.owner.Load()
-	first := t != nil && c.reported.CompareAndSwap(false, true)
+	first = t != nil && c.reported.CompareAndSwap(false, true)
 	if first {
 		c.doom(kind, why)
 		c.fate.Load().autopsy.Store(c.autopsy(now()))
@@ -229,6 +229,7 @@ func (c *conn) evict(kind Kind, why error) {
 	if first {
 		t.evicted(c)
 	}
+	return first
 }
 
 // shut closes the raw connection, once. A *tls.Conn is never closed here: that

@@ -90,7 +90,10 @@ func (t *Transport) rescue(req *http.Request, a *attempt, start int64, err error
 	var s story
 	for {
 		v := t.judge(req, a, start, err)
-		t.evict(req.Context(), v, err)
+		s.stuck++
+		if t.evict(req.Context(), v, err) {
+			s.stuck = 0
+		}
 		if !t.mayGoOn(req, v, &s) {
 			return nil, t.fail(req, a, &s, err)
 		}
@@ -111,6 +114,7 @@ func (t *Transport) rescue(req *http.Request, a *attempt, start int64, err error
 // story is what has become of a request so far.
 type story struct {
 	landed int   // how often it was to be sent again, since it had not been sent
+	stuck  int   // how often in a row nothing was evicted
 	retry  bool  // it is to be sent again though it may have been sent, once
 	twice  bool  // and was
 	first  error // what it failed with at first, other than by our own doing
@@ -120,7 +124,7 @@ type story struct {
 // mayGoOn reports whether a request with that verdict may be sent again.
 func (t *Transport) mayGoOn(req *http.Request, v verdict, s *story) bool {
 	switch {
-	case s.landed < maxLanded && t.mayResend(req, v) && pause(req.Context(), s.landed):
+	case s.landed < maxLanded && s.stuck < maxStuck && t.mayResend(req, v) && pause(req.Context(), s.stuck):
 		s.landed++ // nothing was sent, so that this is no retry
 		return true
 	case !s.retry && t.mayRetry(req, v):
@@ -197,19 +201,21 @@ func callerEnded(req *http.Request) bool {
 	}
 }
 
-// evict closes the connection that failed, if the error proves it dead.
-func (t *Transport) evict(ctx context.Context, v verdict, err error) {
+// evict closes the connection that failed, if the error proves it dead, and
+// reports whether it was not dead before.
+func (t *Transport) evict(ctx context.Context, v verdict, err error) (first bool) {
 	if !v.kind.Dead() {
-		return
+		return false
 	}
 	if v.hidden {
 		closeIdle(t.base) // the best that can be done
 	}
 	if v.conn == nil {
-		return
+		return false
 	}
-	v.conn.evict(v.kind, err)
+	first = v.conn.evict(v.kind, err)
 	v.conn.awaitRelease(ctx)
+	return first
 }
 
 // mayResend reports whether a request with that verdict was not sent at all.
@@ -264,15 +270,17 @@ func (t *Transport) fail(req *http.Request, a *attempt, s *story, err error) err
 // a whole pool may have died at once.
 const maxLanded = 100
 
+// maxStuck bounds it when nothing comes of it: 10 pauses are about a second.
+const maxStuck = 10
+
 // pause gives the HTTP layer time to take a dead connection out of its pool.
-// Mostly it has done so before it returned the error, and each landing has put
-// another one out of the way, so that at first there is none. It reports false
-// if ctx ended meanwhile.
-func pause(ctx context.Context, landed int) bool {
-	if landed%10 < 3 {
+// Mostly it has done so before it returned the error, so that at first there
+// is none. It reports false if ctx ended meanwhile.
+func pause(ctx context.Context, stuck int) bool {
+	if stuck < 3 {
 		return true
 	}
-	t := time.NewTimer(time.Millisecond << (landed % 10))
+	t := time.NewTimer(time.Millisecond << min(stuck, 9))
 	defer t.Stop()
 	select {
 	case <-t.C:

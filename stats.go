@@ -85,9 +85,9 @@ type ConnState string
 
 // The states of a connection.
 const (
-	ConnIdle    ConnState = "idle"    // all that was written was answered
-	ConnWaiting ConnState = "waiting" // an answer is due
-	ConnSuspect ConnState = "suspect" // and the path looks dead
+	ConnActive  ConnState = "active"  // something was read or written within the last second
+	ConnIdle    ConnState = "idle"    // nothing was
+	ConnSuspect ConnState = "suspect" // an answer is due, and the path looks dead
 	ConnDead    ConnState = "dead"    // about to be gone
 )
 
@@ -134,8 +134,8 @@ func (c *conn) info(at int64) ConnInfo {
 		info.State = ConnDead
 	case c.suspected.Load():
 		info.State = ConnSuspect
-	case e.silent > 0:
-		info.State = ConnWaiting
+	case at-max(c.lastRead.Load(), c.lastWrite.Load()) < int64(time.Second):
+		info.State = ConnActive
 	}
 	if c.raw != nil {
 		info.Path = tcpInfo(c.raw).info()
