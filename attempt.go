@@ -18,7 +18,8 @@ type attempt struct {
 	start  int64
 
 	mu            sync.Mutex
-	body          *body    // nil: the request has none
+	body          *body    // nil: the request has none, or one that needs no guard
+	rewindErr     error    // what the caller's GetBody failed with
 	asked         bool     // the base looks for a connection, so it has some
 	got           net.Conn // the last that GotConn told; nil: none
 	conn          *conn    // got's; nil if it is foreign and not watched
@@ -28,6 +29,7 @@ type attempt struct {
 	headersWrote  bool     // the write of the request's header has ended
 	headersFailed bool     // and failed
 
+	sees   bool   // is told when its header was written; trace has the caller's hooks too
 	asks   bool   // asks the socket that it gets whether the peer has closed it
 	onConn func() // called once it has a connection, or will have none; may be nil
 
@@ -43,6 +45,7 @@ func (t *Transport) newAttempt(req *http.Request, rc io.ReadCloser) *attempt {
 	a.trace.GotConn = a.gotConn
 	if !IsIdempotent(req) {
 		a.asks = true
+		a.sees = true
 		a.trace.WroteHeaders = a.wroteHeaders // for unsent, which others do not need
 	}
 	a.req = req.WithContext(httptrace.WithClientTrace(req.Context(), &a.trace))
@@ -50,9 +53,9 @@ func (t *Transport) newAttempt(req *http.Request, rc io.ReadCloser) *attempt {
 		a.first.rc = rc
 		a.body = &a.first
 		a.req.Body = a.body
-		if req.GetBody != nil {
-			a.req.GetBody = a.rewind
-		}
+	}
+	if req.GetBody != nil {
+		a.req.GetBody = a.rewind
 	}
 	return a
 }
@@ -60,13 +63,19 @@ func (t *Transport) newAttempt(req *http.Request, rc io.ReadCloser) *attempt {
 // rewind is what net/http gets its own retries' bodies from.
 func (a *attempt) rewind() (io.ReadCloser, error) {
 	rc, err := a.caller.GetBody()
+	a.mu.Lock()
 	if err != nil {
+		a.rewindErr = err
+		a.mu.Unlock()
 		return nil, err
 	}
-	a.mu.Lock()
 	old := a.body
-	a.body = &body{rc: rc}
-	b := a.body
+	if old == nil {
+		a.mu.Unlock()
+		return rc, nil // no guard, as before
+	}
+	b := &body{rc: rc}
+	a.body = b
 	a.mu.Unlock()
 	old.settle(false)
 	return b, nil
@@ -110,8 +119,13 @@ func (a *attempt) gotConn(info httptrace.GotConnInfo) {
 			c.shaken()
 		}
 		// One that is younger than the attempt was dialed for it: its death
-		// is an answer, not bad luck.
-		a.landed = hungUp || c.dead() && c.born < a.start
+		// is an answer, not bad luck. One whose peer only does not send any
+		// more could still take the request: it must be closed for the
+		// request to be unsent.
+		if a.landed = hungUp; c.dead() && c.born < a.start {
+			c.shut(c.fate.Load().kind, c.fate.Load().err)
+			a.landed = true
+		}
 		a.wrote = c.wrote.Load()
 	}
 }
@@ -148,7 +162,7 @@ func (a *attempt) evidence(v verdict) verdict {
 		// connection, or its header did not go out whole. That it was not
 		// begun can be told only of net/http's own transport.
 		v.unsent = a.headersFailed || v.conn.wrote.Load() == a.wrote ||
-			a.t.own != nil && a.trace.WroteHeaders != nil && !a.headersWrote
+			a.t.own != nil && a.sees && !a.headersWrote
 		v.landed = v.landed || v.unsent && v.kind.Dead() && !v.refused
 	case !a.asked:
 		v.hidden = true
@@ -163,12 +177,20 @@ func (a *attempt) finish(resp *http.Response) *http.Response {
 	if b := a.currentBody(); b != nil {
 		b.settle(false)
 	}
-	if c := a.conn; c != nil && c.foreign {
+	if resp == nil {
+		return nil
+	}
+	a.mu.Lock()
+	c := a.conn
+	a.mu.Unlock()
+	switch {
+	case c == nil:
+	case resp.ProtoMajor == 1 && hasLeftHTTP(a.caller, resp):
+		c.leave()
+	case c.foreign:
 		c.unanswered.Store(0)
 	}
-	if resp != nil {
-		resp.Request = a.caller
-	}
+	resp.Request = a.caller
 	return resp
 }
 
@@ -185,8 +207,10 @@ func (a *attempt) currentBody() *body {
 	return a.body
 }
 
-// bodyFailed reports whether the caller's own reader failed.
+// bodyFailed reports whether the caller's own reader failed, or its GetBody.
 func (a *attempt) bodyFailed() bool {
-	b := a.currentBody()
-	return b != nil && b.failure() != nil
+	a.mu.Lock()
+	b, failed := a.body, a.rewindErr != nil
+	a.mu.Unlock()
+	return failed || b != nil && b.failure() != nil
 }

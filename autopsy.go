@@ -29,7 +29,7 @@ type Autopsy struct {
 	Path         PathInfo
 
 	Rescued int64 // requests that were on it and succeeded elsewhere, so far
-	Lost    int64 // and those that failed there too, so far
+	Lost    int64 // and those that failed, so far
 }
 
 // PathInfo is the kernel's account of a connection (Linux, TCP_INFO). The zero

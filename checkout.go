@@ -17,8 +17,8 @@ import (
 // quietSpell is how long nothing may have been written.
 const quietSpell = time.Millisecond
 
-// hungUpWait bounds how long the answer is held back until the reader has
-// taken what the peer sent before it closed: answers of streams that could
+// hungUpWait bounds how long the answer is held back while the reader takes
+// nothing of what the peer sent before it closed: answers of streams that could
 // still end well, or a GOAWAY.
 const hungUpWait = 5 * time.Millisecond
 
@@ -33,15 +33,20 @@ func (c *conn) hungUp() bool {
 	if c.raw == nil || !peerHungUp(c.raw) {
 		return false
 	}
-	for end := now() + int64(hungUpWait); unread(c.raw) > 0 && now() < end; {
+	for end, left := now()+int64(hungUpWait), unread(c.raw); left > 0 && now() < end; {
 		time.Sleep(50 * time.Microsecond)
+		if n := unread(c.raw); n < left {
+			end, left = now()+int64(hungUpWait), n
+		}
 	}
 	return true
 }
 
-// quiet reports whether nothing was written to c for a while before at.
+// quiet reports whether c speaks HTTP/2 and nothing was written to it for a
+// while before at. Over HTTP/1 the peer may have answered and closed while the
+// request is still being written, and its answer is to be read.
 func (c *conn) quiet(at int64) bool {
-	return time.Duration(at-c.lastWrite.Load()) > quietSpell
+	return c.proto.Load() == uint32(isHTTP2) && time.Duration(at-c.lastWrite.Load()) > quietSpell
 }
 
 // refuse is the end of a write on a connection that the peer has closed.

@@ -190,6 +190,11 @@ func push(stack, errs []error) []error {
 	return stack
 }
 
+// contains reports whether err is or wraps an E.
+func contains[E error](err error) bool {
+	return slices.ContainsFunc(flatten(err), func(e error) bool { _, ok := e.(E); return ok })
+}
+
 // A rule answers for the first error of the chain that it knows.
 type rule func(chain []error) (kind Kind, ok bool)
 

@@ -151,6 +151,7 @@ const (
 	gaveUp
 	isHTTP1
 	isHTTP2
+	hasLeft // HTTP, after an upgrade
 )
 
 // supersededWait is how long a dial that is not needed any more takes to end.
@@ -199,10 +200,15 @@ func (d *dialer) dialTLSContext(ctx context.Context, network, addr string) (net.
 			d.awaitSettled(ctx, addr)
 			return d.start(ctx, network, addr, own)
 		}
+		stalled := time.NewTimer(stalledDial)
+		defer stalled.Stop()
 		select {
 		case <-other.done:
 		case <-ctx.Done():
 			return nil, ctx.Err()
+		case <-stalled.C:
+			d.abandon(addr, other)
+			continue
 		}
 		switch other.outcome {
 		case failed:
@@ -223,12 +229,28 @@ func (d *dialer) dialTLSContext(ctx context.Context, network, addr string) (net.
 	}
 }
 
+// stalledDial is how long a dial may keep others waiting. net/http does not end
+// a dial with its request, so that one into a black hole lasts for 30 seconds,
+// and one to a server that says nothing for as long as TLSHandshakeTimeout, or
+// for ever. On a path of more than 100 ms round trip time a burst makes a few
+// dials for it.
+const stalledDial = 300 * time.Millisecond
+
+// abandon lets another dial be made beside cl.
+func (d *dialer) abandon(addr string, cl *call) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.calls[addr] == cl {
+		delete(d.calls, addr)
+	}
+}
+
 // join returns the call to addr that is under way and its progress, or else
 // one to make: nil, if addr is known not to speak HTTP/2.
 func (d *dialer) join(addr string) (own, other *call, progress int64) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if c := d.calls[addr]; c != nil {
+	if c := d.calls[addr]; c != nil && (c.conn == nil || !c.conn.dead()) {
 		c.waiters++
 		return nil, c, c.progress()
 	}
@@ -246,11 +268,19 @@ func (d *dialer) join(addr string) (own, other *call, progress int64) {
 // start dials addr and starts the TLS handshake. If others can wait for it
 // cl is not nil.
 func (d *dialer) start(ctx context.Context, network, addr string, cl *call) (net.Conn, error) {
+	o, err := gaveUp, error(nil) // if the user's dialer panics, or exits
+	dialed := false
+	defer func() {
+		if !dialed {
+			d.end(addr, cl, o, err)
+		}
+	}()
 	c, err := d.reg.dial(ctx, network, addr, d.under, d.owner)
 	if c == nil {
-		d.end(addr, cl, failure(ctx, err), err)
+		o = failure(ctx, err)
 		return nil, err
 	}
+	dialed = true
 	// net/http has completed its TLSClientConfig (NextProtos for HTTP/2)
 	// before it dials for the first time.
 	cfg := tlsConfig(d.transport.TLSClientConfig, addr)
@@ -273,9 +303,11 @@ func (d *dialer) start(ctx context.Context, network, addr string, cl *call) (net
 		o := isHTTP1
 		if tc.ConnectionState().NegotiatedProtocol == http2.NextProtoTLS {
 			o = isHTTP2
-			c.awaitPooled()
 		}
 		c.proto.Store(uint32(o))
+		if o == isHTTP2 {
+			c.awaitPooled()
+		}
 		if !requiresHTTP1(ctx) {
 			d.learn(addr, o)
 		}
@@ -363,7 +395,9 @@ func (d *dialer) end(addr string, cl *call, o outcome, err error) {
 			cl.ended = c.read.Load()
 		}
 	}
-	delete(d.calls, addr)
+	if d.calls[addr] == cl {
+		delete(d.calls, addr)
+	}
 	if o == isHTTP2 {
 		if d.settling == nil {
 			d.settling = make(map[string]*call)

@@ -696,7 +696,9 @@ func TestDialOwnDialers(t *testing.T) {
 				if w.name == bare.name && tt.lost && failed == 0 {
 					t.Error("net/http lost no request: has the fault been cured?")
 				}
-				if w.name != bare.name && (failed != 0 || d.Dials() != 6) {
+				// Unmerged, net/http may dial once more for a request that comes before
+				// the connection is in its pool.
+				if w.name != bare.name && (failed != 0 || d.Dials() < 6 || d.Dials() > 9) {
 					t.Errorf("%s: lost %d requests, %d dials", w.name, failed, d.Dials())
 				}
 			}

@@ -33,13 +33,14 @@ type event struct {
 type retryEvent struct {
 	method, host string
 	first, err   error
+	again        bool
 }
 
 const (
 	// eventDelay lets an eviction's record have the rescues in it that
 	// follow at once.
 	eventDelay = 100 * time.Millisecond
-	maxEvents  = 1024
+	maxEvents  = 16384
 )
 
 func (q *events) put(e event) {
@@ -140,8 +141,11 @@ func (t *Transport) logEvicted(a *Autopsy) {
 }
 
 func (t *Transport) logRetry(r *retryEvent) {
-	if !t.log.Enabled(context.Background(), slog.LevelDebug) ||
-		!t.events.limiter.allow(r.host, "deadconn: request sent again", slog.LevelDebug) {
+	msg := "deadconn: request sent again"
+	if !r.again {
+		msg = "deadconn: request not sent again"
+	}
+	if !t.log.Enabled(context.Background(), slog.LevelDebug) || !t.events.limiter.allow(r.host, msg, slog.LevelDebug) {
 		return
 	}
 	attrs := []slog.Attr{
@@ -150,7 +154,7 @@ func (t *Transport) logRetry(r *retryEvent) {
 		slog.Bool("rescued", r.err == nil),
 		slog.String("error", r.first.Error()),
 	}
-	t.log.LogAttrs(context.Background(), slog.LevelDebug, "deadconn: request sent again", attrs...)
+	t.log.LogAttrs(context.Background(), slog.LevelDebug, msg, attrs...)
 }
 
 // limiter lets a few lines a second through for each host and message, and

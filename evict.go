@@ -92,6 +92,7 @@ type conn struct {
 	watched    atomic.Bool  // Health is not disabled
 	listed     atomic.Bool  // on the list of the watch, or about to be
 	suspected  atomic.Bool  // the watch suspects it
+	listedAt   atomic.Int64 // since when
 	unanswered atomic.Int64 // since when; 0: something was read after all writes
 	writing    atomic.Int64 // since when a Write has been going on; 0: none
 	nextListed *conn        // the list's
@@ -158,6 +159,8 @@ func (r *Registry) CloseAll() error {
 	}
 	return errs.ErrorOrNil()
 }
+
+var errPingLost = errors.New("a PING was not answered")
 
 var errEndedUnused = errors.New("the peer ended it before it said anything")
 
@@ -243,7 +246,12 @@ func (c *conn) shut(kind Kind, why error) error {
 		c.reg.foreignEvicted.Add(1)
 		c.reg.forget(c)
 	}
-	if err := rawConn(c.Conn).Close(); err != nil && !errors.Is(err, net.ErrClosed) {
+	raw := rawConn(c.Conn)
+	err := raw.Close()
+	if _, ok := c.Conn.(*tls.Conn); !ok && !c.foreign && c.Conn != raw {
+		c.Conn.Close() // a wrapper may not notice what became of its socket
+	}
+	if err != nil && !errors.Is(err, net.ErrClosed) {
 		return err
 	}
 	return nil
@@ -374,34 +382,44 @@ func (c *conn) Write(p []byte) (int, error) {
 	if c.quiet(at) && c.hungUp() {
 		return 0, c.refuse()
 	}
+	sound := !c.dead()
 	c.lastWrite.Store(at)
 	c.writing.Store(at)
 	c.wait(at)
 	n, err := c.Conn.Write(p)
-	c.writing.Store(0)
 	if n > 0 {
-		c.wrote.Add(int64(n))
+		c.wrote.Add(int64(n)) // before writing is reset, see unlist
 	}
+	c.writing.Store(0)
 	if ch := c.onWrite.Load(); ch != nil && c.onWrite.CompareAndSwap(ch, nil) {
 		close(*ch)
 	}
-	if err != nil {
-		c.writeFailed.Store(true)
+	switch {
+	case err == nil:
+	case n > 0 && errors.Is(err, os.ErrDeadlineExceeded):
+		// net/http's WriteByteTimeout goes on where that was some progress.
+	default:
+		// What the TLS layer writes by itself, an alert or a key update,
+		// may fail after a request has gone out whole. Such records are
+		// short, and the end of reading comes before their failure mostly.
+		if sound && len(p) > controlSize && c.proto.Load() == uint32(isHTTP2) {
+			c.writeFailed.Store(true)
+		}
 		err = c.failure("write", err)
 	}
 	return n, err
 }
 
+// controlSize is the size of an alert or a key update with the AEAD ciphers of
+// HTTP/2 (RFC 9113 section 9.2.2).
+const controlSize = 31
+
 // ReadFrom lets net/http send a file by sendfile, as it does on a TCPConn.
 func (c *conn) ReadFrom(src io.Reader) (int64, error) {
 	n, err := io.Copy(c.Conn, src) // not watched: src may be the slow one
-	c.wait(now())
 	c.wrote.Add(n)
-	if err != nil {
-		// The error may be src's.
-		c.writeFailed.Store(true)
-	}
-	return n, err
+	c.wait(now())
+	return n, err // which may be src's
 }
 
 // failure notes the end of c by an error of its own I/O, and turns what a
@@ -431,8 +449,11 @@ func (c *conn) Close() error {
 	if ch := c.onClose.Swap(nil); ch != nil {
 		close(*ch)
 	}
-	if !c.proven() {
-		c.doom(KindNotEstablished, errEndedUnused) // see recall
+	switch t := c.owner.Load(); { // for recall
+	case !c.proven():
+		c.doom(KindNotEstablished, errEndedUnused)
+	case t != nil && c.proto.Load() == uint32(isHTTP2) && time.Duration(now()-c.lastRead.Load()) >= t.health.PingTimeout:
+		c.doom(KindLost, errPingLost) // most likely; a request's error will say so
 	}
 	c.reg.untrack(c)
 	if t := c.owner.Load(); t != nil && t.hooks.ConnClosed != nil {
@@ -447,6 +468,13 @@ func (c *conn) Close() error {
 		return nil // closed before, by us
 	}
 	return err
+}
+
+// leave ends our part: c is no HTTP connection any more. What is silent on it,
+// or half closed, is its user's business.
+func (c *conn) leave() {
+	c.proto.Store(uint32(hasLeft))
+	c.watched.Store(false)
 }
 
 // CloseWrite is there for the writable body of an upgraded connection.
@@ -522,8 +550,8 @@ func peerEnded(k Kind) bool {
 // recall finds where err, of that kind, came from among the connections to
 // addr that failed of late, for a request that began at since. Package net
 // puts the connection's own address value into its errors. If err has none, c
-// is nil, and refused still says whether all that it can have been were
-// refusals.
+// is the only one that it can have been, nil if there are several or none, and
+// refused says whether all of them were refusals.
 func (r *Registry) recall(err error, kind Kind, addr string, since int64) (c *conn, refused bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -534,27 +562,30 @@ func (r *Registry) recall(err error, kind Kind, addr string, since int64) (c *co
 			}
 		}
 	}
+	n, refusals := 0, 0
+	note := func(one *conn) {
+		c = one
+		n++
+		if one.refused(kind, since) {
+			refusals++
+		}
+	}
 	for _, c := range r.failed {
-		if c == nil || c.addr != addr || c.fate.Load().at < since {
-			continue
+		if c != nil && c.addr == addr && c.fate.Load().at >= since {
+			note(c)
 		}
-		if !c.refused(kind, since) {
-			return nil, false
-		}
-		refused = true
 	}
 	// One that the peer ended inside TLS, by close_notify or an alert, has
 	// not failed: the HTTP layer is about to close it.
 	for c := r.live.prev; c != nil && c != &r.live && c.born > since; c = c.prev {
-		if c.addr != addr {
-			continue
+		if c.addr == addr && !c.dead() {
+			note(c)
 		}
-		if !c.refused(kind, since) {
-			return nil, false
-		}
-		refused = true
 	}
-	return nil, refused
+	if n != 1 || !c.dead() {
+		c = nil
+	}
+	return c, n > 0 && n == refusals
 }
 
 // sourceOf returns the local address in err, nil if there is none.

@@ -14,7 +14,7 @@ import (
 // request's RoundTrip: a slow one delays that request and no other. All others
 // are called one after another on a goroutine that belongs to the Transport,
 // about 100 ms after what they tell of: a slow one delays those that come
-// after it, and when 1024 wait the newest are dropped ([Stats].HooksDropped).
+// after it, and when 16384 wait the newest are dropped ([Stats].HooksDropped).
 // No lock is held. A panic in a hook is not caught.
 //
 // What they are told never has a header, a body, or the path or query of a
@@ -46,8 +46,9 @@ type Hooks struct {
 	// request that was not sent at all before.
 	RequestRetried func(RequestRetriedInfo)
 
-	// RequestDone is called once for each request that RequestRetried was
-	// called for, with its outcome.
+	// RequestDone is called once for each request that met a connection
+	// which was found dead, with its outcome: also if it was not sent again,
+	// as it may not be if it may have been processed and is not idempotent.
 	RequestDone func(RequestDoneInfo)
 }
 
@@ -133,11 +134,12 @@ type RequestRetriedInfo struct {
 	Evicted bool   // its connection was evicted; false: net/http had dropped it
 }
 
-// RequestDoneInfo tells how a request ended that was sent again.
+// RequestDoneInfo tells how a request ended that met a dead connection.
 type RequestDoneInfo struct {
 	Context context.Context // the request's
 	Method  string
 	Host    string // of the request's URL
+	Retried bool   // it was sent again
 	First   error  // what it failed with at first
 	Err     error  // what the caller gets; nil: the request was rescued
 }
@@ -161,7 +163,7 @@ func (t *Transport) retrying(req *http.Request, v verdict, err error) {
 	}
 }
 
-// done tells the world how a request ended, if it was sent again.
+// done tells the world how a request ended whose connection was found dead.
 func (t *Transport) done(req *http.Request, s *story, err error) {
 	if s.first == nil {
 		return
@@ -170,10 +172,13 @@ func (t *Transport) done(req *http.Request, s *story, err error) {
 	if s.died != nil {
 		d = s.died.fate.Load()
 	}
-	if err == nil {
+	switch {
+	case err == nil:
 		t.stats.rescued.Add(1)
-	} else {
+	case s.again:
 		t.stats.lost.Add(1)
+	default:
+		t.stats.notRetried.Add(1)
 	}
 	switch {
 	case d == nil:
@@ -183,9 +188,11 @@ func (t *Transport) done(req *http.Request, s *story, err error) {
 		d.lost.Add(1)
 	}
 	if t.log != nil {
-		t.events.put(event{retry: &retryEvent{method: req.Method, host: req.URL.Host, first: s.first, err: err}})
+		t.events.put(event{retry: &retryEvent{method: req.Method, host: req.URL.Host, first: s.first, err: err, again: s.again}})
 	}
 	if t.hooks.RequestDone != nil {
-		t.hooks.RequestDone(RequestDoneInfo{Context: req.Context(), Method: req.Method, Host: req.URL.Host, First: s.first, Err: err})
+		t.hooks.RequestDone(RequestDoneInfo{
+			Context: req.Context(), Method: req.Method, Host: req.URL.Host, Retried: s.again, First: s.first, Err: err,
+		})
 	}
 }

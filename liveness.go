@@ -70,7 +70,9 @@ func (e evidence) verdict(writeTimeout time.Duration) livenessVerdict {
 		return dead
 	case !k.known:
 		return silent
-	case (k.unacked > 0 && k.retransmits >= deadRetransmits || k.probes >= deadProbes) && k.sinceACK > long && e.silent > long:
+	case k.unacked > 0 && k.retransmits >= deadRetransmits && k.sinceACK > long && e.silent > long:
+		return dead
+	case k.probes >= deadProbes && k.sinceACK > long:
 		return dead
 	case k.unacked == 0 && k.notSent == 0 && e.writing == 0:
 		return alive
@@ -99,7 +101,11 @@ const watchTick = 100 * time.Millisecond
 // is not there, and the watch takes it off.
 func (c *conn) wait(at int64) {
 	c.unanswered.CompareAndSwap(0, at)
-	if c.watched.Load() && !c.listed.Load() && c.listed.CompareAndSwap(false, true) {
+	if !c.watched.Load() || c.listed.Load() {
+		return
+	}
+	c.listedAt.Store(at)
+	if c.listed.CompareAndSwap(false, true) {
 		c.reg.list(c)
 	}
 }
@@ -157,7 +163,11 @@ func (r *Registry) look(list []*conn) []*conn {
 // look judges c, does what follows, and reports whether c is to be looked at
 // again without another write.
 func (c *conn) look(at int64) bool {
-	if c.closed.Load() || c.evicted.Load() {
+	if c.closed.Load() || c.evicted.Load() || !c.watched.Load() {
+		if c.doubts != nil {
+			c.endProbes()
+		}
+		c.listed.Store(false)
 		c.suspect(alive)
 		c.reg.forget(c)
 		return false
@@ -174,7 +184,7 @@ func (c *conn) look(at int64) bool {
 		if c.raw != nil {
 			e.kernel = tcpInfo(c.raw)
 		}
-		e.writing = c.doubts.stalled(at, e)
+		c.doubts.refine(at, &e)
 	}
 	v := e.verdict(c.owner.Load().health.WriteTimeout)
 	if v == dead {
@@ -203,22 +213,34 @@ type doubts struct {
 
 	acked   uint64 // kernelInfo.acked, when it was last seen to change
 	ackedAt int64
+	restAt  int64 // when all was seen acknowledged; 0: never
 
-	silence   int64     // conn.unanswered, which tells silences apart
-	round     int       // index of probeRounds, in that silence
+	wrote     int64     // conn.wrote, which tells silences apart
+	since     int64     // when this one was first seen
+	round     int       // index of probeRounds, in it
 	probed    int64     // when the last probe of the round was sent; 0: none was
 	keepAlive keepAlive // the socket's own, while probed
 }
 
-// stalled returns how long the Write under way has made no progress.
-func (d *doubts) stalled(at int64, e evidence) time.Duration {
-	if e.kernel.acked != d.acked || e.writing == 0 {
-		d.acked, d.ackedAt = e.kernel.acked, at
+// refine bounds e by what was noted before: a Write under way may have made
+// progress, and a silence that began before all was acknowledged is none of
+// the path's.
+func (d *doubts) refine(at int64, e *evidence) {
+	k := e.kernel
+	if k.acked != d.acked {
+		d.acked, d.ackedAt = k.acked, at
 	}
-	if e.writing == 0 {
-		return 0
+	if e.writing > 0 {
+		e.writing = max(1, min(e.writing, time.Duration(at-d.ackedAt)))
+	} else {
+		d.ackedAt = at
 	}
-	return max(1, min(e.writing, time.Duration(at-d.ackedAt)))
+	if k.known && k.unacked == 0 && k.notSent == 0 {
+		d.restAt = at
+	}
+	if e.silent > 0 && d.restAt != 0 {
+		e.silent = max(1, min(e.silent, time.Duration(at-d.restAt)))
+	}
 }
 
 // keepAlive is a socket's TCP_KEEPIDLE, in seconds, and TCP_KEEPCNT. Zero
@@ -273,14 +295,14 @@ func (c *conn) probe(at int64, e evidence) bool {
 	if d == nil || c.foreign {
 		return false
 	}
-	if since := c.unanswered.Load(); since != d.silence {
+	if wrote := c.wrote.Load(); wrote != d.wrote || c.unanswered.Load() == 0 {
 		c.endProbes()
-		d.silence, d.round = since, 0
+		d.wrote, d.since, d.round = wrote, at, 0
 	}
-	if e.silent == 0 || d.round == len(probeRounds) {
+	if c.unanswered.Load() == 0 || d.round == len(probeRounds) {
 		return false
 	}
-	round := e.silent - probeRounds[d.round]
+	round := time.Duration(at-d.since) - probeRounds[d.round]
 	switch {
 	case round < 0: // not yet
 	case d.probed != 0 && e.kernel.sinceACK < round:
@@ -316,13 +338,19 @@ func (c *conn) unlist(wrote int64) bool {
 		c.reg.forget(c)
 		return false
 	}
-	return c.listed.CompareAndSwap(false, true)
+	if !c.listed.CompareAndSwap(false, true) {
+		return false // the writer has listed c
+	}
+	c.listedAt.Store(now())
+	return true
 }
 
 // evidence collects what is known of c, without asking the kernel.
 func (c *conn) evidence(at int64) (e evidence) {
+	// Not every write is answered. What was left so when c was last at rest
+	// is no part of this silence.
 	if since := c.unanswered.Load(); since != 0 {
-		e.silent = max(1, time.Duration(at-since))
+		e.silent = max(1, time.Duration(at-max(since, c.listedAt.Load())))
 	}
 	if since := c.writing.Load(); since != 0 {
 		e.writing = max(1, time.Duration(at-since))

@@ -301,9 +301,10 @@ func TestMergedHandshakeFails(t *testing.T) {
 
 // One whose context ends while it waits for another's dial leaves at once.
 func TestMergedDialCallerLeaves(t *testing.T) {
+	const slow = 200 * time.Millisecond // not stalled yet
 	var s *dialMemServer
 	dial := func(ctx context.Context, network, addr string) (net.Conn, error) {
-		time.Sleep(time.Hour)
+		time.Sleep(slow)
 		return s.dial(ctx, network, addr)
 	}
 	dialBubble(t, dial, func(t *testing.T, tr *Transport) {
@@ -326,8 +327,44 @@ func TestMergedDialCallerLeaves(t *testing.T) {
 		if err := <-first; err != nil {
 			t.Error(err)
 		}
-		if d := time.Since(start); d < time.Hour || d > time.Hour+time.Second || s.dials.Load() != 1 {
+		if d := time.Since(start); d < slow || d > slow+time.Second || s.dials.Load() != 1 {
 			t.Errorf("the first: after %v, by %d dials", d, s.dials.Load())
+		}
+	})
+}
+
+// A dial that has stalled does not keep others waiting for long: net/http does
+// not end it with its request, and one to a server that says nothing would
+// last for ever.
+func TestMergedDialStalls(t *testing.T) {
+	var s *dialMemServer
+	var dials atomic.Int64
+	var hole chan struct{} // of the bubble
+	dial := func(ctx context.Context, network, addr string) (net.Conn, error) {
+		if dials.Add(1) == 1 {
+			<-hole
+			return nil, errors.New("a black hole")
+		}
+		return s.dial(ctx, network, addr)
+	}
+	dialBubble(t, dial, func(t *testing.T, tr *Transport) {
+		s = newDialMemServer(ok, true)
+		defer s.srv.Close()
+		hole = make(chan struct{})
+		c := &http.Client{Transport: tr}
+		first := make(chan error, 1)
+		go func() { first <- get(c, dialMemURL) }()
+		synctest.Wait()
+		start := time.Now()
+		if errs := dialBurst(t, c, dialMemURL, 20); len(errs) != 0 {
+			t.Errorf("%d failed, such as: %v", len(errs), errs[0])
+		}
+		if took := time.Since(start); took < stalledDial || took > 2*stalledDial || dials.Load() != 2 {
+			t.Errorf("after %v, by %d dials", took, dials.Load())
+		}
+		close(hole)
+		if err := <-first; err != nil {
+			t.Errorf("the one that dialed gets the connection of the others: %v", err)
 		}
 	})
 }

@@ -153,7 +153,7 @@ func TestConnections(t *testing.T) {
 // nothing without bound, and holds nobody up though the hook sleeps.
 func TestStormOfEvictions(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		const seconds, perSecond, hosts = 10, 1000, 2
+		const seconds, perSecond, hosts = 10, 5000, 2
 		log := new(syncBuffer)
 		tr := Options{
 			Logger: slog.New(slog.NewTextHandler(log, nil)),

@@ -1,8 +1,10 @@
 package deadconn
 
 import (
+	"bytes"
 	"io"
 	"net/http"
+	"reflect"
 	"strings"
 	"sync"
 )
@@ -50,23 +52,57 @@ func hasToken(values []string, token string) bool {
 
 func hasBody(req *http.Request) bool { return req.Body != nil && req.Body != http.NoBody }
 
-// requestBody returns req's body, nil if it has none.
-func requestBody(req *http.Request) io.ReadCloser {
-	if hasBody(req) {
-		return req.Body
+// guardedBody returns req's body, nil if it has none or one that needs no
+// guard.
+func guardedBody(req *http.Request) io.ReadCloser {
+	if !hasBody(req) || req.GetBody != nil && inMemory(req.Body) {
+		return nil
 	}
-	return nil
+	return req.Body
 }
 
-// replay returns the body for another attempt after a, nil if there is none,
-// and reports whether it can be had.
+var (
+	nopCloser         = reflect.TypeOf(io.NopCloser(nil))
+	nopCloserWriterTo = reflect.TypeOf(io.NopCloser(struct {
+		io.Reader
+		io.WriterTo
+	}{}))
+)
+
+// inMemory reports whether rc is what http.NewRequest makes of a reader whose
+// bytes are in memory. Such a body cannot fail, and net/http (transfer.go
+// isKnownInMemoryReader) sends it in one write with the header over HTTP/1,
+// which it would not do with a guard around it.
+func inMemory(rc io.ReadCloser) bool {
+	v := reflect.ValueOf(rc)
+	if t := v.Type(); t != nopCloser && t != nopCloserWriterTo {
+		return false
+	}
+	switch v.Field(0).Interface().(type) {
+	case *bytes.Reader, *bytes.Buffer, *strings.Reader:
+		return true
+	}
+	return false
+}
+
+// hasLeftHTTP reports whether the connection that resp came by is its
+// caller's from now on.
+func hasLeftHTTP(req *http.Request, resp *http.Response) bool {
+	return resp.StatusCode == http.StatusSwitchingProtocols ||
+		req.Method == http.MethodConnect && resp.StatusCode/100 == 2
+}
+
+// replay returns the guarded body for another attempt after a, nil if there is
+// none, and reports whether it can be had.
 func replay(req *http.Request, a *attempt) (rc io.ReadCloser, ok bool) {
-	if a == nil || a.currentBody() == nil {
+	if !hasBody(req) {
 		return nil, true
 	}
 	b := a.currentBody()
-	if rc := b.handOn(); rc != nil {
-		return rc, true
+	if b != nil {
+		if rc := b.handOn(); rc != nil {
+			return rc, true
+		}
 	}
 	if req.GetBody == nil {
 		return nil, false
@@ -75,7 +111,9 @@ func replay(req *http.Request, a *attempt) (rc io.ReadCloser, ok bool) {
 	if err != nil {
 		return nil, false
 	}
-	b.settle(true)
+	if b != nil {
+		b.settle(true)
+	}
 	return rc, true
 }
 
@@ -88,7 +126,7 @@ type body struct {
 	read    bool          // Read was called: only GetBody can bring it back
 	closing bool          // Close was called, and held back
 	settled bool          // no further attempt will ask for it
-	err     error         // what Read failed with, if not io.EOF
+	err     error         // what Read failed with, if not io.EOF, or Close
 }
 
 func (b *body) Read(p []byte) (int, error) {
@@ -130,7 +168,13 @@ func (b *body) Close() error {
 	if rc == nil {
 		return nil
 	}
-	return rc.Close()
+	err := rc.Close()
+	if err != nil {
+		b.mu.Lock()
+		b.err = err // HTTP/1 returns it
+		b.mu.Unlock()
+	}
+	return err
 }
 
 // settle ends the holding back: no further attempt will ask for the body. If

@@ -2,7 +2,6 @@ package deadconn
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"log/slog"
 	"net/http"
@@ -45,7 +44,7 @@ func (t *Transport) RoundTrip(req *http.Request) (*http.Response, error) {
 	start := now()
 	var a *attempt
 	if !t.isLean(req) {
-		a = t.newAttempt(req, requestBody(req))
+		a = t.newAttempt(req, guardedBody(req))
 	}
 	resp, err := t.send(a, req)
 	if err != nil {
@@ -60,7 +59,7 @@ func (t *Transport) RoundTrip(req *http.Request) (*http.Response, error) {
 // their body guarded. A request that net/http turns down at once is left
 // to it.
 func (t *Transport) isLean(req *http.Request) bool {
-	if req == nil || req.URL == nil || req.Header == nil {
+	if req == nil || req.URL == nil {
 		return true
 	}
 	return t.lean && !hasBody(req) && IsIdempotent(req) && !req.Close && len(req.Header["Connection"]) == 0
@@ -94,6 +93,7 @@ func (t *Transport) rescue(req *http.Request, a *attempt, start int64, err error
 		if t.evict(req.Context(), v, err) {
 			s.stuck = 0
 		}
+		s.note(v, err)
 		if !t.mayGoOn(req, v, &s) {
 			return nil, t.fail(req, a, &s, err)
 		}
@@ -102,7 +102,10 @@ func (t *Transport) rescue(req *http.Request, a *attempt, start int64, err error
 			return nil, t.fail(req, a, &s, err)
 		}
 		t.turn(req, v, &s, next, err)
-		a, start = next, next.start
+		if a, start = next, next.start; callerEnded(req) {
+			return nil, t.fail(req, a, &s, err)
+		}
+		s.twice = s.retry
 		var resp *http.Response
 		if resp, err = t.send(a, req); err == nil {
 			t.done(req, &s, nil)
@@ -117,13 +120,22 @@ type story struct {
 	stuck  int   // how often in a row nothing was evicted
 	retry  bool  // it is to be sent again though it may have been sent, once
 	twice  bool  // and was
+	again  bool  // it was sent again, be it that it had not been sent before
 	first  error // what it failed with at first, other than by our own doing
 	died   *conn // and on what, if that is known
+}
+
+// note keeps the first failure that a dead connection gave.
+func (s *story) note(v verdict, err error) {
+	if s.first == nil && v.kind != KindUnknown && !v.ours {
+		s.first, s.died = err, v.conn
+	}
 }
 
 // mayGoOn reports whether a request with that verdict may be sent again.
 func (t *Transport) mayGoOn(req *http.Request, v verdict, s *story) bool {
 	switch {
+	case callerEnded(req): // while the dead connection was put away
 	case s.landed < maxLanded && s.stuck < maxStuck && t.mayResend(req, v) && pause(req.Context(), s.stuck):
 		s.landed++ // nothing was sent, so that this is no retry
 		return true
@@ -136,13 +148,10 @@ func (t *Transport) mayGoOn(req *http.Request, v verdict, s *story) bool {
 
 // turn is the turn of a request from a failed attempt to the next.
 func (t *Transport) turn(req *http.Request, v verdict, s *story, next *attempt, err error) {
-	s.twice = s.retry
 	if v.ours {
 		return
 	}
-	if s.first == nil {
-		s.first, s.died = err, v.conn
-	}
+	s.again = true
 	t.retrying(req, v, err)
 	if t.own == nil && v.conn != nil {
 		v.conn.succeed(req.Context(), next) // NewTransport merges dials
@@ -168,7 +177,7 @@ func (t *Transport) judge(req *http.Request, a *attempt, start int64, err error)
 	}
 	v.kind = Classify(err)
 	switch {
-	case errors.As(err, new(*RetryError)):
+	case contains[*RetryError](err):
 		return verdict{} // a Transport below has done what can be done
 	case v.kind == KindUnknown && a != nil && cannotRewind(err):
 		// net/http lost the connection and had closed the body, which we
@@ -187,7 +196,7 @@ func (t *Transport) judge(req *http.Request, a *attempt, start int64, err error)
 	}
 	v.unsent = v.unsent || v.kind.Unprocessed()
 	v.landed = v.landed || v.kind == KindNotSent
-	v.ours = errors.As(err, new(*notSentError))
+	v.ours = contains[*notSentError](err)
 	return v
 }
 

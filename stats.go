@@ -2,6 +2,8 @@ package deadconn
 
 import (
 	"encoding/json"
+	"fmt"
+	"slices"
 	"sync/atomic"
 	"time"
 )
@@ -19,6 +21,7 @@ type Stats struct {
 	Retried      int64      `json:"retried"`       // how often a request was sent again
 	Rescued      int64      `json:"rescued"`       // requests that were sent again and succeeded
 	Lost         int64      `json:"lost"`          // requests that were sent again and failed
+	NotRetried   int64      `json:"not_retried"`   // requests that met a dead connection and could not be sent again
 	HooksDropped int64      `json:"hooks_dropped"` // hook calls and log lines dropped, since a hook was slow
 }
 
@@ -37,8 +40,26 @@ func (c KindCounts) MarshalJSON() ([]byte, error) {
 	return json.Marshal(m)
 }
 
+// UnmarshalJSON implements json.Unmarshaler. A name that is no Kind's is an
+// error.
+func (c *KindCounts) UnmarshalJSON(b []byte) error {
+	var m map[string]int64
+	if err := json.Unmarshal(b, &m); err != nil {
+		return err
+	}
+	*c = KindCounts{}
+	for name, n := range m {
+		k := slices.Index(kindNames[:], name)
+		if k < 0 {
+			return fmt.Errorf("deadconn: KindCounts has no kind %q", name)
+		}
+		c[k] = n
+	}
+	return nil
+}
+
 type counters struct {
-	dialed, merged, suspected, retried, rescued, lost atomic.Int64
+	dialed, merged, suspected, retried, rescued, lost, notRetried atomic.Int64
 
 	evicted [kinds]atomic.Int64
 }
@@ -53,6 +74,7 @@ func (t *Transport) Stats() Stats {
 		Retried:     t.stats.retried.Load(),
 		Rescued:     t.stats.rescued.Load(),
 		Lost:        t.stats.lost.Load(),
+		NotRetried:  t.stats.notRetried.Load(),
 	}
 	for k := range s.EvictedBy {
 		s.EvictedBy[k] = t.stats.evicted[k].Load()

@@ -2,17 +2,22 @@ package main
 
 import (
 	"bytes"
+	"context"
 	"encoding/json"
 	"errors"
+	"io"
+	"net/http"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
+	"time"
 )
 
 // The whole demo, as a script sees it.
 func TestJSON(t *testing.T) {
 	var stdout, stderr bytes.Buffer
-	code := demo([]string{"-json"}, &stdout, &stderr)
+	code := demo(t.Context(), []string{"-json"}, &stdout, &stderr)
 	if code != 0 || stderr.Len() > 0 {
 		t.Errorf("exit code %d, stderr %q", code, &stderr)
 	}
@@ -46,6 +51,9 @@ func TestJSON(t *testing.T) {
 			if (r.Failed > 0) != (r.Error != "") {
 				t.Errorf("%s, %s: %d failed, error %q", o.Name, r.Client, r.Failed, r.Error)
 			}
+			if (r.Client == plain) != (r.Counters == nil) {
+				t.Errorf("%s, %s: counters %v", o.Name, r.Client, r.Counters)
+			}
 			if r.Promised && r.Failed > 0 {
 				t.Errorf("%s: %s lost %d of %d: %s", o.Name, r.Client, r.Failed, r.Requests, r.Error)
 			}
@@ -60,6 +68,8 @@ func TestJSON(t *testing.T) {
 	}
 	if tot := rep.Totals[1]; tot.Client != owned || tot.Failed != 0 || tot.Stuck != 0 {
 		t.Errorf("totals: %+v", tot)
+	} else if c := tot.Counters; c.Evicted < 20 || c.EvictedBy["closed"] < 10 || c.Rescued < 70 || c.Lost != 0 {
+		t.Errorf("counters: %+v", c)
 	}
 }
 
@@ -67,13 +77,14 @@ func TestJSON(t *testing.T) {
 func TestTable(t *testing.T) {
 	t.Setenv("NO_COLOR", "")
 	var out bytes.Buffer
-	if _, err := run(scenarios[:1], newTable(&out)); err != nil {
+	if _, err := run(t.Context(), scenarios[:1], ways, newTable(&out)); err != nil {
 		t.Fatal(err)
 	}
 	for _, want := range []string{
 		"use of closed network connection", // the line that people know from their logs
 		"each break costs a request",
 		"all rescued",
+		"deadconn: 10 evicted (closed 10), 10 retried, 10 rescued",
 		"deadconn kept every promise.",
 	} {
 		if !strings.Contains(out.String(), want) {
@@ -90,6 +101,93 @@ func TestTable(t *testing.T) {
 	}
 }
 
+// The debug page is there while the demo runs and after, and things go on.
+func TestServe(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	o, err := observe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer o.close()
+	rep, err := run(t.Context(), scenarios[:1], []way{o.way()}, jsonDoc{new(bytes.Buffer)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if c := rep.Scenarios[0].Runs[0].Counters; !rep.OK || c.EvictedBy["closed"] != 10 || c.Rescued != 10 {
+		t.Errorf("%+v", c)
+	}
+	var page struct {
+		Counters counters
+		Deaths   []struct{ Cause string }
+	}
+	look := func() {
+		resp, err := http.Get(o.url + "?format=json")
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer resp.Body.Close()
+		if err := json.NewDecoder(resp.Body).Decode(&page); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if look(); page.Counters.Evicted != 10 || len(page.Deaths) != 10 {
+		t.Errorf("%+v", page)
+	}
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		o.goOn(ctx)
+	}()
+	for end := time.Now().Add(20 * time.Second); page.Counters.Evicted < 12; time.Sleep(50 * time.Millisecond) {
+		if look(); time.Now().After(end) {
+			t.Fatalf("nothing goes on: %+v", page)
+		}
+	}
+	resp, err := http.Get(strings.TrimSuffix(o.url, "/debug/deadconn") + "/")
+	if err != nil {
+		t.Fatal(err)
+	}
+	body, _ := io.ReadAll(resp.Body)
+	resp.Body.Close()
+	if !strings.Contains(string(body), "What died, why") {
+		t.Errorf("at /: %s", body)
+	}
+	cancel()
+	<-done
+}
+
+// Ctrl-C ends it at any time.
+func TestInterrupt(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	stderr := new(lockedBuffer)
+	if code := demo(ctx, []string{"-serve", "-json"}, new(lockedBuffer), stderr); code != interrupted {
+		t.Errorf("exit code %d", code)
+	}
+	if text := stderr.String(); !strings.Contains(text, "http://127.0.0.1:") {
+		t.Errorf("stderr %q", text)
+	}
+}
+
+// lockedBuffer is a buffer that a demo may go on writing to.
+type lockedBuffer struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+func (l *lockedBuffer) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.Write(p)
+}
+
+func (l *lockedBuffer) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.String()
+}
+
 // A promise that is not kept makes itself heard.
 func TestBrokenPromise(t *testing.T) {
 	list := slices.Clone(scenarios[:1])
@@ -99,7 +197,7 @@ func TestBrokenPromise(t *testing.T) {
 		r.get(1)
 	}
 	var out bytes.Buffer
-	rep, err := run(list, newTable(&out))
+	rep, err := run(t.Context(), list, ways, newTable(&out))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -116,7 +214,7 @@ func TestGivenUp(t *testing.T) {
 		r.dialer.Last().CloseUnderneath() // not told to the record
 		r.get(1)
 	}
-	rep, err := run(list, jsonDoc{new(bytes.Buffer)})
+	rep, err := run(t.Context(), list, ways, jsonDoc{new(bytes.Buffer)})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -136,7 +234,7 @@ func TestUsage(t *testing.T) {
 		{[]string{"word"}, 2, "no arguments"},
 	} {
 		var stdout, stderr bytes.Buffer
-		if code := demo(tt.args, &stdout, &stderr); code != tt.code || !strings.Contains(stderr.String(), tt.says) || stdout.Len() > 0 {
+		if code := demo(t.Context(), tt.args, &stdout, &stderr); code != tt.code || !strings.Contains(stderr.String(), tt.says) || stdout.Len() > 0 {
 			t.Errorf("%q: exit code %d, stderr %q, stdout %q", tt.args, code, &stderr, &stdout)
 		}
 	}

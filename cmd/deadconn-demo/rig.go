@@ -18,15 +18,15 @@ type conn = faultnet.Conn
 // A way is one way to send requests.
 type way struct {
 	name string
-	new  func(base *http.Transport) http.RoundTripper
+	new  func(addr string, base *http.Transport) http.RoundTripper // addr: the server's
 }
 
 var ways = []way{
-	{plain, func(b *http.Transport) http.RoundTripper { return b }},
-	{owned, func(b *http.Transport) http.RoundTripper {
+	{plain, func(_ string, b *http.Transport) http.RoundTripper { return b }},
+	{owned, func(_ string, b *http.Transport) http.RoundTripper {
 		return deadconn.Options{Base: b, Health: health}.NewTransport()
 	}},
-	{wrapped, func(b *http.Transport) http.RoundTripper { return deadconn.Wrap(b) }},
+	{wrapped, func(_ string, b *http.Transport) http.RoundTripper { return deadconn.Wrap(b) }},
 }
 
 // A rig is a server, a client, and the connections between them. It keeps the
@@ -67,7 +67,7 @@ func newRig(s scenario, w way) (*rig, error) {
 	}
 	r.client = &http.Client{
 		Timeout: timeout,
-		Transport: w.new(&http.Transport{
+		Transport: w.new(r.server.Addr(), &http.Transport{
 			DialContext:       r.dialer.DialContext,
 			TLSClientConfig:   r.server.ClientTLS(),
 			ForceAttemptHTTP2: true,
@@ -85,6 +85,14 @@ func newRig(s scenario, w way) (*rig, error) {
 		return nil, fmt.Errorf("the client speaks %s, not HTTP/2", resp.Proto)
 	}
 	return r, nil
+}
+
+// counters returns what deadconn has counted so far; nil: it is not used.
+func (r *rig) counters() *counters {
+	if t, ok := r.client.Transport.(*deadconn.Transport); ok {
+		return count(t.Stats())
+	}
+	return nil
 }
 
 func (r *rig) close() {

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"fmt"
 	"runtime"
 	"sync"
@@ -27,16 +28,19 @@ type outcome struct {
 
 // A result is what one client made of one scenario.
 type result struct {
-	Client      string   `json:"client"`
-	Requests    int      `json:"requests"`
-	Failed      int      `json:"failed"`
-	Breaks      int      `json:"breaks"`
-	Dials       int      `json:"dials"`
-	Recovered   *float64 `json:"recovered_ms"` // null: nothing was broken, or it never did
-	Promised    bool     `json:"promised"`     // deadconn promises to lose none
-	Verdict     string   `json:"verdict"`
-	Why         string   `json:"why,omitempty"`   // deadconn promises nothing
-	Error       string   `json:"error,omitempty"` // the first, verbatim
+	Client    string   `json:"client"`
+	Requests  int      `json:"requests"`
+	Failed    int      `json:"failed"`
+	Breaks    int      `json:"breaks"`
+	Dials     int      `json:"dials"`
+	Recovered *float64 `json:"recovered_ms"` // null: nothing was broken, or it never did
+	Promised  bool     `json:"promised"`     // deadconn promises to lose none
+	Verdict   string   `json:"verdict"`
+	Why       string   `json:"why,omitempty"`   // deadconn promises nothing
+	Error     string   `json:"error,omitempty"` // the first, verbatim
+
+	Counters *counters `json:"counters,omitempty"` // deadconn's own
+
 	stuck, kept bool
 }
 
@@ -47,6 +51,8 @@ type total struct {
 	Failed   int    `json:"failed"`
 	Dials    int    `json:"dials"`
 	Stuck    int    `json:"stuck"` // scenarios in which it never recovered
+
+	Counters *counters `json:"counters,omitempty"` // deadconn's own
 }
 
 // A display shows what run does.
@@ -59,8 +65,8 @@ type display interface {
 	finish(report) error
 }
 
-// run plays the scenarios in turn.
-func run(list []scenario, show display) (report, error) {
+// run plays the scenarios in turn, until ctx ends.
+func run(ctx context.Context, list []scenario, ways []way, show display) (report, error) {
 	began := time.Now()
 	rep := report{Go: runtime.Version(), Platform: runtime.GOOS + "/" + runtime.GOARCH, OK: true}
 	for _, w := range ways {
@@ -68,9 +74,12 @@ func run(list []scenario, show display) (report, error) {
 	}
 	show.begin()
 	for i, s := range list {
+		if err := ctx.Err(); err != nil {
+			return rep, err
+		}
 		show.scenario(i, len(list), s)
 		o := outcome{Name: s.name, Title: s.title, What: s.what}
-		for j, wait := range start(s) {
+		for j, wait := range start(s, ways) {
 			show.running(ways[j].name)
 			res, err := wait()
 			if err != nil {
@@ -95,11 +104,17 @@ func (t *total) add(r result) {
 	if r.stuck {
 		t.Stuck++
 	}
+	if r.Counters != nil {
+		if t.Counters == nil {
+			t.Counters = new(counters)
+		}
+		t.Counters.add(r.Counters, 1)
+	}
 }
 
 // start returns for each way a function that waits for its result: all are
 // under way at once if s mostly waits, else each begins when it is asked for.
-func start(s scenario) []func() (result, error) {
+func start(s scenario, ways []way) []func() (result, error) {
 	var wg sync.WaitGroup
 	waits := make([]func() (result, error), len(ways))
 	for i, w := range ways {
@@ -118,9 +133,13 @@ func play(s scenario, w way) (result, error) {
 		return result{}, err
 	}
 	defer r.close()
-	dials := r.dialer.Dials()
+	dials, before := r.dialer.Dials(), r.counters()
 	s.do(r)
-	return r.rec.result(s, w, r.dialer.Dials()-dials), nil
+	res := r.rec.result(s, w, r.dialer.Dials()-dials)
+	if res.Counters = r.counters(); before != nil {
+		res.Counters.add(before, -1)
+	}
+	return res, nil
 }
 
 func (rec record) result(s scenario, w way, dials int) result {

@@ -67,9 +67,7 @@ back after: how long until requests were answered again (of a burst: all).
 
 func (t *table) scenario(i, n int, s scenario) {
 	fmt.Fprintf(t.w, "\n%s\n", t.paint(bold, fmt.Sprintf("%d/%d %s", i+1, n, s.title)))
-	for _, line := range wrap(s.what, 74) {
-		fmt.Fprintf(t.w, "    %s\n", line)
-	}
+	t.lines(s.what)
 	fmt.Fprintf(t.w, "    %s\n", t.paint(dim, fmt.Sprintf("%-14s%6s%8s%7s%12s  %s", "", "sent", "failed", "dials", "back after", "verdict")))
 }
 
@@ -107,13 +105,16 @@ func (t *table) result(r result) {
 
 func (t *table) end(o outcome) {
 	for _, r := range o.Runs {
+		if text := r.Counters.String(); text != "" {
+			t.lines(r.Client + ": " + text)
+		}
+	}
+	for _, r := range o.Runs {
 		if r.Error != "" && (r.Client == plain || r.Promised) {
 			fmt.Fprintf(t.w, "    %s says: %s\n", r.Client, t.paint(dim, r.Error))
 		}
 		if r.Why != "" && r.Failed > 0 {
-			for _, line := range wrap(r.Client+" "+r.Why+".", 74) {
-				fmt.Fprintf(t.w, "    %s\n", line)
-			}
+			t.lines(r.Client + " " + r.Why + ".")
 		}
 	}
 }
@@ -127,12 +128,24 @@ func (t *table) finish(rep report) error {
 		}
 		fmt.Fprintf(t.w, "    %s\n", line)
 	}
+	for _, tot := range rep.Totals {
+		if text := tot.Counters.String(); text != "" {
+			t.lines(tot.Client + ": " + text)
+		}
+	}
 	verdict := t.paint(green, "deadconn kept every promise.")
 	if !rep.OK {
 		verdict = t.paint(red, "deadconn LOST requests that it promises to save: a bug, please report it.")
 	}
 	_, err := fmt.Fprintf(t.w, "    %s (%s, %s, %.1f s)\n", verdict, rep.Go, rep.Platform, rep.Seconds)
 	return err
+}
+
+// lines prints s, broken into lines.
+func (t *table) lines(s string) {
+	for _, line := range wrap(s, 74) {
+		fmt.Fprintf(t.w, "    %s\n", line)
+	}
 }
 
 // wrap breaks s into lines of at most width characters.
