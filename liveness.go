@@ -188,7 +188,7 @@ func (c *conn) look(at int64) bool {
 	}
 	v := e.verdict(c.owner.Load().health.WriteTimeout)
 	if v == dead {
-		c.evict(KindSilent, &silenceError{e})
+		go c.evict(KindSilent, &silenceError{e}) // the watch is not to wait for a close
 		c.suspect(alive)
 		return false
 	}
