@@ -30,9 +30,10 @@
 // different servers than [WithServerLimit] says; what comes later goes by
 // server.address "_other" and without a port.
 //
-// deadconn.cause is a [deadconn.Kind]'s name. deadconn.outcome is "rescued" or
-// "lost". A connection is "active" if an answer is due, and otherwise "idle",
-// also while a response is coming in. A connection known to be dead is neither,
+// deadconn.cause is a [deadconn.Kind]'s name. deadconn.outcome is "rescued",
+// "lost" (sent again, and failed again) or "not_retried". A connection is
+// "active" if something was read or written within the last second, or if it
+// is suspect, and otherwise "idle". A connection known to be dead is neither,
 // and is not counted.
 //
 // Those of deadconn.Hooks that tell of connections are dropped when too many

@@ -115,8 +115,11 @@ func NewHooks(opts ...Option) *deadconn.Hooks {
 		},
 		RequestDone: func(i deadconn.RequestDoneInfo) {
 			outcome := "rescued"
-			if i.Err != nil {
+			switch {
+			case i.Err != nil && i.Retried:
 				outcome = "lost"
+			case i.Err != nil:
+				outcome = "not_retried"
 			}
 			add(i.Context, retries, 1, append(asked.attrs(i.Host),
 				causeKey.String(deadconn.Classify(i.First).String()), outcomeKey.String(outcome)))

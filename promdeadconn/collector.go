@@ -24,6 +24,7 @@ func NewCollector(t *deadconn.Transport, labels prometheus.Labels) prometheus.Co
 		suspicions:   desc("suspicions_total", "Connections that fell under suspicion, so that new requests went elsewhere."),
 		evictions:    desc("evictions_total", "Connections that were found dead and closed, by what they died of.", "cause"),
 		retries:      desc("retries_total", "How often a request was sent again."),
+		notRetried:   desc("requests_not_retried_total", "Requests that met a dead connection and could not be sent again."),
 		resent:       desc("requests_resent_total", "Requests that were sent again, by what became of them: rescued or lost.", "outcome"),
 		hooksDropped: desc("hooks_dropped_total", "Hook calls and log lines that were dropped, since a hook was slow."),
 	}
@@ -32,12 +33,12 @@ func NewCollector(t *deadconn.Transport, labels prometheus.Labels) prometheus.Co
 type collector struct {
 	transport *deadconn.Transport
 
-	open, dials, dialsMerged, suspicions, evictions, retries, resent, hooksDropped *prometheus.Desc
+	open, dials, dialsMerged, suspicions, evictions, retries, resent, notRetried, hooksDropped *prometheus.Desc
 }
 
 // Describe implements [prometheus.Collector].
 func (c *collector) Describe(ch chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{c.open, c.dials, c.dialsMerged, c.suspicions, c.evictions, c.retries, c.resent, c.hooksDropped} {
+	for _, d := range []*prometheus.Desc{c.open, c.dials, c.dialsMerged, c.suspicions, c.evictions, c.retries, c.resent, c.notRetried, c.hooksDropped} {
 		ch <- d
 	}
 }
@@ -60,5 +61,6 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 	counter(c.retries, s.Retried)
 	counter(c.resent, s.Rescued, "rescued")
 	counter(c.resent, s.Lost, "lost")
+	counter(c.notRetried, s.NotRetried)
 	counter(c.hooksDropped, s.HooksDropped)
 }

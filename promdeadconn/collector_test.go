@@ -118,6 +118,7 @@ var zero = map[string]string{
 	`deadconn_evictions_total{cause="reset"}`:              "0",
 	`deadconn_evictions_total{cause="silent"}`:             "0",
 	`deadconn_evictions_total{cause="timed_out"}`:          "0",
+	`deadconn_requests_not_retried_total`:                  "0",
 	`deadconn_retries_total`:                               "0",
 	`deadconn_requests_resent_total{outcome="rescued"}`:    "0",
 	`deadconn_requests_resent_total{outcome="lost"}`:       "0",

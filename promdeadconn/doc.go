@@ -14,6 +14,7 @@
 //	deadconn_evictions_total{cause}         counter  connections found dead and closed
 //	deadconn_retries_total                  counter  how often a request was sent again
 //	deadconn_requests_resent_total{outcome} counter  requests that were sent again, "rescued" or "lost"
+//	deadconn_requests_not_retried_total     counter  requests that met a dead connection and could not be sent again
 //	deadconn_hooks_dropped_total            counter  hook calls and log lines dropped
 //
 // There is no label of hosts. cause is a [deadconn.Kind]'s name: 11 causes are

@@ -45,6 +45,7 @@ func Example() {
 	}
 	// Output:
 	// deadconn_evictions_total{cause="reset",client="billing"} 1
+	// deadconn_requests_not_retried_total{client="billing"} 0
 	// deadconn_requests_resent_total{client="billing",outcome="lost"} 0
 	// deadconn_requests_resent_total{client="billing",outcome="rescued"} 1
 }
