@@ -2,7 +2,6 @@ package deadconn
 
 import (
 	"errors"
-	"net"
 	"time"
 )
 
@@ -53,5 +52,5 @@ func (c *conn) quiet(at int64) bool {
 func (c *conn) refuse() error {
 	c.writeFailed.Store(true)
 	c.evict(KindEOF, errPeerClosed)
-	return &net.OpError{Op: "write", Net: c.LocalAddr().Network(), Source: c.LocalAddr(), Addr: c.RemoteAddr(), Err: errRefused}
+	return c.opError("write", errRefused)
 }
