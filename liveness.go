@@ -30,6 +30,19 @@ type kernelInfo struct {
 	acked       uint64        // bytes acknowledged since the connection began
 }
 
+// timeouts returns how many times in a row the kernel has sent something again
+// for want of an answer: what is in flight, or a probe of a window that is shut,
+// which backs off in the same way.
+func (k kernelInfo) timeouts() uint32 {
+	switch {
+	case k.unacked > 0:
+		return k.retransmits
+	case k.notSent > 0:
+		return k.probes
+	}
+	return 0
+}
+
 type livenessVerdict uint8
 
 const (
@@ -70,13 +83,13 @@ func (e evidence) verdict(writeTimeout time.Duration) livenessVerdict {
 		return dead
 	case !k.known:
 		return silent
-	case k.unacked > 0 && k.retransmits >= deadRetransmits && k.sinceACK > long && e.silent > long:
+	case k.timeouts() >= deadRetransmits && k.sinceACK > long && e.silent > long:
 		return dead
 	case k.probes >= deadProbes && k.sinceACK > long:
 		return dead
 	case k.unacked == 0 && k.notSent == 0 && e.writing == 0:
 		return alive
-	case k.unacked > 0 && k.retransmits >= suspectRetransmits && k.sinceACK > suspectSilence && e.silent > suspectSilence:
+	case k.timeouts() >= suspectRetransmits && k.sinceACK > suspectSilence && e.silent > suspectSilence:
 		return suspect
 	}
 	return silent

@@ -6,9 +6,7 @@ import (
 	"net"
 	"net/http"
 	"runtime"
-	"slices"
 	"sync"
-	"syscall"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -39,7 +37,9 @@ func TestVerdict(t *testing.T) {
 		{"far: 2.6 s are nothing at an RTT of 700 ms", evidence{silent: 2600 * ms, kernel: known(kernelInfo{unacked: 1, retransmits: 3, sinceACK: 2600 * ms, rtt: 700 * ms})}, suspect},
 		{"probes unanswered", evidence{silent: 3 * s, kernel: known(kernelInfo{probes: 6, sinceACK: 3 * s})}, dead},
 		{"probes too few", evidence{silent: 3 * s, kernel: known(kernelInfo{probes: 5, sinceACK: 3 * s})}, alive},
-		{"window shut, and probed", evidence{silent: 12 * s, writing: 12 * s, http2: true, kernel: known(kernelInfo{notSent: 1 << 20, probes: 1, sinceACK: s})}, silent},
+		{"window shut, and probed", evidence{silent: 12 * s, writing: 12 * s, http2: true, kernel: known(kernelInfo{notSent: 1 << 20, sinceACK: s})}, silent},
+		{"window shut when the path died", evidence{silent: 3 * s, writing: 3 * s, http2: true, kernel: known(kernelInfo{notSent: 1 << 20, probes: 3, sinceACK: 3 * s})}, dead},
+		{"window shut when the path died, early", evidence{silent: 500 * ms, writing: 500 * ms, http2: true, kernel: known(kernelInfo{notSent: 1 << 20, probes: 1, sinceACK: 500 * ms})}, suspect},
 		{"window shut for ever", evidence{silent: 23 * s, writing: 23 * s, http2: true, kernel: known(kernelInfo{notSent: 1 << 20, sinceACK: s})}, dead},
 		{"window shut for ever over HTTP/1: the server's right", evidence{silent: 600 * s, writing: 600 * s, kernel: known(kernelInfo{notSent: 1 << 20, sinceACK: s})}, silent},
 		{"full buffer on a dead path", evidence{silent: 3 * s, writing: 3 * s, kernel: hole}, dead},
@@ -235,63 +235,4 @@ func TestWatchListRace(t *testing.T) {
 	if n := tr.Stats().Evicted; n != int64(len(conns)) {
 		t.Errorf("%d evictions told, want %d", n, len(conns))
 	}
-}
-
-// 10,000 connections at rest cost nothing, and 10,000 that wait for an answer
-// a pass of well under 30 ms.
-func BenchmarkWatch(b *testing.B) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		b.Fatal(err)
-	}
-	defer l.Close()
-	var r Registry
-	tr := Options{Registry: &r}.NewTransport()
-	// Two for each socket: 20,000 file descriptors are more than most may have.
-	const n = 10_000
-	list := make([]*conn, 0, n)
-	for range n / 2 {
-		nc, err := r.DialContext(b.Context(), "tcp", l.Addr().String())
-		if err != nil {
-			b.Skip(err) // too few file descriptors
-		}
-		defer nc.Close()
-		there, err := l.Accept()
-		if err != nil {
-			b.Skip(err)
-		}
-		defer there.Close()
-		c := nc.(*conn)
-		twin := r.track(c.Conn, c.addr, tr)
-		defer twin.Close()
-		c.owner.Store(tr)
-		list = append(list, c, twin)
-	}
-	b.Run("waiting", func(b *testing.B) {
-		for b.Loop() {
-			for _, c := range list {
-				c.unanswered.Store(now() - int64(500*time.Millisecond))
-				c.listed.Store(true)
-			}
-			if rest := r.look(slices.Clone(list)); len(rest) != n {
-				b.Fatalf("%d still wait", len(rest))
-			}
-		}
-	})
-	b.Run("rest", func(b *testing.B) {
-		for _, c := range list {
-			c.unanswered.Store(0)
-		}
-		var before, after syscall.Rusage
-		syscall.Getrusage(syscall.RUSAGE_SELF, &before)
-		for b.Loop() {
-			time.Sleep(100 * time.Millisecond)
-		}
-		syscall.Getrusage(syscall.RUSAGE_SELF, &after)
-		cpu := after.Utime.Nano() + after.Stime.Nano() - before.Utime.Nano() - before.Stime.Nano()
-		b.ReportMetric(float64(cpu)/float64(b.Elapsed()), "cpu")
-		if r.watching.Load() {
-			b.Error("the watch runs")
-		}
-	})
 }

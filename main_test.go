@@ -1,6 +1,7 @@
 package deadconn
 
 import (
+	"flag"
 	"fmt"
 	"os"
 	"runtime"
@@ -11,6 +12,11 @@ import (
 
 // TestMain fails the package if goroutines are left behind.
 func TestMain(m *testing.M) {
+	flag.Parse()
+	// The parallel tests wait for kernels and clocks, not for processors.
+	if f := flag.Lookup("test.parallel"); f.Value.String() == f.DefValue {
+		flag.Set("test.parallel", "12")
+	}
 	code := m.Run()
 	if code == 0 {
 		if left := leakedGoroutines(); left != "" {

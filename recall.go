@@ -18,6 +18,9 @@ func (c *conn) refused(kind Kind, since int64) bool {
 	if d := c.fate.Load(); d != nil {
 		kind = d.kind
 	}
+	if kind == KindNotSent {
+		kind = KindNotEstablished // "not usable", so soon
+	}
 	return c.born > since && peerEnded(kind) && !c.proven()
 }
 

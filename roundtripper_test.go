@@ -27,7 +27,13 @@ func TestDeathsInTurn(t *testing.T) {
 		c := w.client(t, d, s.ClientTLS())
 		mustGet(t, c, s.URL)
 		for range deaths {
-			d.Last().FailWrites(werr)
+			// net/http may have dialed twice, for a request that came before
+			// the connection was in its pool.
+			for _, conn := range d.Conns() {
+				if !conn.Closed() {
+					conn.FailWrites(werr)
+				}
+			}
 			if err := get(c, s.URL); err != nil {
 				if !errors.Is(err, werr) {
 					t.Fatalf("another error than the one provoked: %v", err)
@@ -45,7 +51,7 @@ func TestDeathsInTurn(t *testing.T) {
 			}
 			for _, w := range ours {
 				failed, dials := run(t, w, werr)
-				if failed != 0 || dials != deaths {
+				if failed != 0 || dials < deaths || w.name == owned.name && dials != deaths || dials > 2*deaths {
 					t.Errorf("%s: %d failures and %d dials in %d deaths, want 0 and one a death", w.name, failed, dials, deaths)
 				}
 			}
@@ -63,7 +69,7 @@ func TestDeathsUnderLoad(t *testing.T) {
 		w.(http.Flusher).Flush()
 		<-r.Context().Done()
 	})
-	run := func(t *testing.T, w way) (failed int64, deaths, dials int) {
+	run := func(t *testing.T, w way, load time.Duration) (failed int64, deaths, dials int) {
 		s := newServer(t, ok)
 		d := new(faultnet.Dialer)
 		cfg := s.ClientTLS()
@@ -130,11 +136,11 @@ func TestDeathsUnderLoad(t *testing.T) {
 		t.Logf("%s: %d requests, %d failed, %d deaths, %d dials", w.name, sent.Load(), nfailed.Load(), deaths, d.Dials())
 		return nfailed.Load(), deaths, d.Dials()
 	}
-	if failed, _, _ := run(t, bare); failed == 0 {
+	if failed, _, _ := run(t, bare, time.Second); failed == 0 {
 		t.Error("net/http lost no request: has the fault been cured?")
 	}
 	for _, w := range ours {
-		failed, deaths, dials := run(t, w)
+		failed, deaths, dials := run(t, w, load)
 		if failed != 0 {
 			t.Errorf("%s: %d requests failed", w.name, failed)
 		}
