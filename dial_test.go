@@ -687,7 +687,7 @@ func TestDialOwnDialers(t *testing.T) {
 				}
 				failed := 0
 				for range 5 {
-					d.Last().FailWrites(net.ErrClosed)
+					failWrites(d, net.ErrClosed)
 					if err := get(c, s.URL); err != nil {
 						failed++
 						mustGet(t, c, s.URL)
@@ -939,7 +939,7 @@ func TestDialProxies(t *testing.T) {
 				}
 				failed := 0
 				for range 3 {
-					d.Last().FailWrites(syscall.EPIPE)
+					failWrites(d, syscall.EPIPE)
 					if err := get(c, tt.server.URL); err != nil {
 						failed++
 						mustGet(t, c, tt.server.URL)
@@ -1009,7 +1009,7 @@ func TestDialCleartext(t *testing.T) {
 				if resp.Proto != tt.proto || reg.Len() != 1 || d.Dials() != i+1 {
 					t.Errorf("%s, %d tracked, %d dials after %d deaths", resp.Proto, reg.Len(), d.Dials(), i)
 				}
-				d.Last().FailWrites(writeErrors[i%len(writeErrors)])
+				failWrites(d, writeErrors[i%len(writeErrors)])
 			}
 			// A POST that cannot be had again, too: nothing was sent.
 			resp, err := c.Do(request(t, "POST", s.URL, onlyReader("payload")))

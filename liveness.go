@@ -30,15 +30,16 @@ type kernelInfo struct {
 	acked       uint64        // bytes acknowledged since the connection began
 }
 
-// timeouts returns how many times in a row the kernel has sent something again
-// for want of an answer: what is in flight, or a probe of a window that is shut,
-// which backs off in the same way.
+// timeouts returns how many times in a row the kernel has waited in vain: for
+// the acknowledgement of what is in flight, or for the answer to a probe of a
+// window that is shut, which backs off in the same way. The last probe may
+// still be under way.
 func (k kernelInfo) timeouts() uint32 {
 	switch {
 	case k.unacked > 0:
 		return k.retransmits
-	case k.notSent > 0:
-		return k.probes
+	case k.notSent > 0 && k.probes > 0:
+		return k.probes - 1
 	}
 	return 0
 }

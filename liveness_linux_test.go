@@ -87,6 +87,7 @@ func getWithin(c *http.Client, url string, d time.Duration) error {
 
 // A black hole with 20 requests on it is found out before their deadlines.
 func TestBlackHoleInFlight(t *testing.T) {
+	t.Parallel()
 	for _, tt := range []struct {
 		name   string
 		before bool // the requests are there before the path is cut
@@ -159,6 +160,7 @@ func outage(c *http.Client, url string, most int) (failed int, took time.Duratio
 }
 
 func TestBlackHoleInTurn(t *testing.T) {
+	t.Parallel()
 	for _, tt := range []struct {
 		way
 		failed int
@@ -187,6 +189,7 @@ func TestBlackHoleInTurn(t *testing.T) {
 
 // The same while an upload fills the send buffer and holds the write lock.
 func TestStalledWrite(t *testing.T) {
+	t.Parallel()
 	for _, tt := range []struct {
 		way
 		failed int
@@ -233,6 +236,7 @@ func (f readerFunc) Read(b []byte) (int, error) { return f(b) }
 // While the peer holds its window shut the path is alive: the upload arrives,
 // on the same connection.
 func TestWindowShut(t *testing.T) {
+	t.Parallel()
 	if testing.Short() {
 		t.Skip("takes 12 s")
 	}
@@ -309,6 +313,7 @@ func (c *gatedConn) Read(b []byte) (int, error) {
 
 // 20 requests run out of time on a slow server; then one takes 8 s.
 func TestSlowServerThenLong(t *testing.T) {
+	t.Parallel()
 	if testing.Short() {
 		t.Skip("takes 11 s")
 	}
@@ -349,6 +354,7 @@ func drip(w http.ResponseWriter, d time.Duration) {
 
 // A lossy path is alive.
 func TestLossyPath(t *testing.T) {
+	t.Parallel()
 	if testing.Short() {
 		t.Skip("takes 40 s")
 	}
@@ -404,6 +410,7 @@ func percent(f float64) string {
 
 // A path of 700 ms RTT is alive, though no request of 300 ms can succeed.
 func TestFarPath(t *testing.T) {
+	t.Parallel()
 	if testing.Short() {
 		t.Skip("takes 15 s")
 	}
@@ -513,6 +520,7 @@ func TestFrozenProcess(t *testing.T) {
 // A suspicion that was wrong costs one dial and hurts nobody: the stream on
 // the suspect goes on, new requests go elsewhere, and come back.
 func TestWrongSuspicion(t *testing.T) {
+	t.Parallel()
 	release := make(chan struct{})
 	p := newPath(t, netlab.Options{}, func(w http.ResponseWriter, r *http.Request) {
 		if r.URL.Path == "/hold" {
@@ -562,6 +570,7 @@ func TestWrongSuspicion(t *testing.T) {
 
 // MaxConnsPerHost is kept: the suspect holds its place until it is dead.
 func TestSuspectWithMaxConnsPerHost(t *testing.T) {
+	t.Parallel()
 	p := newPath(t, netlab.Options{}, ok)
 	d := &faultnet.Dialer{Dial: p.lab.Dial}
 	c := &http.Client{Transport: Options{Base: &http.Transport{
@@ -579,6 +588,7 @@ func TestSuspectWithMaxConnsPerHost(t *testing.T) {
 
 // Of two connections to the same host only the dead one is closed.
 func TestOnlyTheDeadOne(t *testing.T) {
+	t.Parallel()
 	for _, w := range ours {
 		t.Run(w.name, func(t *testing.T) {
 			t.Parallel()

@@ -113,7 +113,7 @@ func TestOptionsRegistryDial(t *testing.T) {
 		tr := Options{Registry: reg, Base: base}.NewTransport()
 		c := &http.Client{Transport: tr}
 		mustGet(t, c, s.URL)
-		d.Last().FailWrites(net.ErrClosed)
+		failWrites(d, net.ErrClosed)
 		mustGet(t, c, s.URL)
 		if d.Dials() != 2 || reg.Len() != 1 {
 			t.Errorf("Base %v: %d dials, %d tracked", base != nil, d.Dials(), reg.Len())
@@ -156,7 +156,7 @@ func TestOptionsCopied(t *testing.T) {
 	for i, tr := range rts {
 		c := &http.Client{Transport: tr}
 		mustGet(t, c, s.URL)
-		d.Last().FailWrites(net.ErrClosed)
+		failWrites(d, net.ErrClosed)
 		mustGet(t, c, s.URL)
 		eventually(t, "two hooks called", func() bool { return told.Load() == int64(2*(i+1)) })
 		tr.CloseIdleConnections()
@@ -220,7 +220,7 @@ func TestOptionsHooksAndLogger(t *testing.T) {
 			o.Base = &http.Transport{DialContext: d.DialContext, TLSClientConfig: s.ClientTLS(), ForceAttemptHTTP2: true}
 			c := &http.Client{Transport: o.NewTransport()}
 			mustGet(t, c, s.URL)
-			d.Last().FailWrites(syscall.EPIPE)
+			failWrites(d, syscall.EPIPE)
 			mustGet(t, c, s.URL)
 			c.CloseIdleConnections()
 			if !tt.log {
@@ -302,7 +302,7 @@ func TestRegistryAlone(t *testing.T) {
 					if resp.Proto != tt.proto || resp.TLS == nil || reg.Len() != 1 {
 						t.Errorf("%s, TLS %v, %d tracked", resp.Proto, resp.TLS != nil, reg.Len())
 					}
-					d.Last().FailWrites(werr)
+					failWrites(d, werr)
 					if resp, err = c.Do(request(t, "POST", s.URL, b.body())); err != nil {
 						t.Errorf("%v: %v", werr, err)
 					} else {

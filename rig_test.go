@@ -113,6 +113,30 @@ var _ net.Conn = (*conn)(nil)
 
 func newString(s string) *strings.Reader { return strings.NewReader(s) }
 
+// failWrites makes the writes of all open connections fail: net/http may have
+// dialed once more for a request that came before its connection was in the
+// pool, and which is in use cannot be told.
+func failWrites(d *faultnet.Dialer, err error) {
+	for _, conn := range d.Conns() {
+		if !conn.Closed() {
+			conn.FailWrites(err)
+		}
+	}
+}
+
+// inUse returns a connection that has carried requests and that its user has
+// not closed, the newest; nil if there is none. One that dies while it is
+// being set up is a failed dial.
+func inUse(d *faultnet.Dialer) *faultnet.Conn {
+	conns := d.Conns()
+	for i := len(conns) - 1; i >= 0; i-- {
+		if !conns[i].Closed() && conns[i].BytesRead() > 3000 {
+			return conns[i]
+		}
+	}
+	return nil
+}
+
 // live returns a connection that its user has not closed, the newest.
 func live(d *faultnet.Dialer) *faultnet.Conn {
 	conns := d.Conns()

@@ -27,13 +27,7 @@ func TestDeathsInTurn(t *testing.T) {
 		c := w.client(t, d, s.ClientTLS())
 		mustGet(t, c, s.URL)
 		for range deaths {
-			// net/http may have dialed twice, for a request that came before
-			// the connection was in its pool.
-			for _, conn := range d.Conns() {
-				if !conn.Closed() {
-					conn.FailWrites(werr)
-				}
-			}
+			failWrites(d, werr)
 			if err := get(c, s.URL); err != nil {
 				if !errors.Is(err, werr) {
 					t.Fatalf("another error than the one provoked: %v", err)
@@ -114,7 +108,7 @@ func TestDeathsUnderLoad(t *testing.T) {
 			case <-end:
 				close(stop)
 			case <-time.After(100 * time.Millisecond):
-				if l := live(d); l != stream {
+				if l := inUse(d); l != nil && l != stream {
 					l.FailWrites(writeErrors[deaths%len(writeErrors)])
 					deaths++
 				}
@@ -236,7 +230,7 @@ func TestDeadBeforePOST(t *testing.T) {
 					d := new(faultnet.Dialer)
 					c := w.client(t, d, s.ClientTLS())
 					mustGet(t, c, s.URL)
-					d.Last().FailWrites(werr)
+					failWrites(d, werr)
 					resp, err := c.Do(request(t, "POST", s.URL, tt.body()))
 					if err != nil {
 						return err
@@ -297,7 +291,7 @@ func TestManyDeathsLeaveNothing(t *testing.T) {
 	c := &http.Client{Transport: tr}
 	mustGet(t, c, s.URL)
 	for i := range 300 {
-		d.Last().FailWrites(writeErrors[i%len(writeErrors)])
+		failWrites(d, writeErrors[i%len(writeErrors)])
 		mustGet(t, c, s.URL)
 	}
 	if reg.Len() != 1 || d.Open() != 1 {

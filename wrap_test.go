@@ -174,7 +174,7 @@ func TestWrapWithRegistry(t *testing.T) {
 			mustGet(t, c, s.URL)
 			lost := int64(0)
 			for _, werr := range writeErrors {
-				d.Last().FailWrites(werr)
+				failWrites(d, werr)
 				resp, err := c.Do(request(t, "POST", s.URL, onlyReader("payload")))
 				if err != nil {
 					lost++
