@@ -127,7 +127,7 @@ type death struct {
 }
 
 func (d *death) Error() string {
-	return "connection evicted (" + d.kind.String() + "): " + d.err.Error()
+	return net.ErrClosed.Error() + ": evicted (" + d.kind.String() + "): " + d.err.Error()
 }
 
 // Unwrap keeps callers right that ask for net.ErrClosed, which closing the

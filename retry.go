@@ -30,8 +30,12 @@ func IsIdempotent(req *http.Request) bool {
 
 // isUpgrade reports whether req asks to leave HTTP on its connection. Such a
 // request is never sent again: what the connection is used for is not ours.
+//
+// client-go adds the Upgrade header below a wrapper; what an exec has besides
+// tells.
 func isUpgrade(req *http.Request) bool {
-	return req.Method == http.MethodConnect || hasToken(req.Header["Connection"], "upgrade")
+	return req.Method == http.MethodConnect || hasToken(req.Header["Connection"], "upgrade") ||
+		req.Header["Sec-Websocket-Protocol"] != nil || req.Header["X-Stream-Protocol-Version"] != nil
 }
 
 // isWebSocket reports what net/http's requiresHTTP1 does.
