@@ -84,7 +84,10 @@ func (c *conn) Read(p []byte) (int, error) {
 	if n > 0 {
 		c.read.Add(int64(n))
 		c.lastRead.Store(now())
-		if c.unanswered.Load() != 0 {
+		switch {
+		case c.writing.Load() != 0:
+			c.unanswered.Store(c.lastRead.Load()) // the write under way still is
+		case c.unanswered.Load() != 0:
 			c.unanswered.Store(0)
 		}
 	}

@@ -26,6 +26,7 @@ type kernelInfo struct {
 	retransmits uint32        // timeouts in a row, without an ACK in between
 	probes      uint32        // keep-alive or window probes in a row, likewise
 	sinceACK    time.Duration // since the last ACK came in
+	rto         time.Duration // until what is in flight is sent again, backed off
 	rtt         time.Duration // smoothed
 	acked       uint64        // bytes acknowledged since the connection began
 }
@@ -34,8 +35,13 @@ type kernelInfo struct {
 // the acknowledgement of what is in flight, or for the answer to a probe of a
 // window that is shut, which backs off in the same way. The last probe may
 // still be under way.
+//
+// A peer whose window is shut may answer each retransmission by an ACK that
+// acknowledges nothing: it is alive, and has answered within the timeout.
 func (k kernelInfo) timeouts() uint32 {
 	switch {
+	case k.unacked > 0 && k.sinceACK <= k.rto:
+		return 0
 	case k.unacked > 0:
 		return k.retransmits
 	case k.notSent > 0 && k.probes > 0:

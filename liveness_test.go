@@ -35,6 +35,8 @@ func TestVerdict(t *testing.T) {
 		{"a black hole", evidence{silent: 3 * s, kernel: hole}, dead},
 		{"idle for long, and then a black hole", evidence{silent: s, kernel: known(kernelInfo{unacked: 1, retransmits: 3, sinceACK: 600 * s})}, suspect},
 		{"far: 2.6 s are nothing at an RTT of 700 ms", evidence{silent: 2600 * ms, kernel: known(kernelInfo{unacked: 1, retransmits: 3, sinceACK: 2600 * ms, rtt: 700 * ms})}, suspect},
+		{"window shut, each retransmission answered", evidence{silent: 9 * s, kernel: known(kernelInfo{unacked: 5, retransmits: 5, sinceACK: 3 * s, rto: 6400 * ms})}, silent},
+		{"a black hole after many retransmissions", evidence{silent: 9 * s, kernel: known(kernelInfo{unacked: 5, retransmits: 5, sinceACK: 9 * s, rto: 6400 * ms})}, dead},
 		{"probes unanswered", evidence{silent: 3 * s, kernel: known(kernelInfo{probes: 6, sinceACK: 3 * s})}, dead},
 		{"probes too few", evidence{silent: 3 * s, kernel: known(kernelInfo{probes: 5, sinceACK: 3 * s})}, alive},
 		{"window shut, and probed", evidence{silent: 12 * s, writing: 12 * s, http2: true, kernel: known(kernelInfo{notSent: 1 << 20, sinceACK: s})}, silent},

@@ -82,6 +82,7 @@ func tcpInfo(raw syscall.RawConn) (k kernelInfo) {
 			probes:      uint32(info.Probes),
 			sinceACK:    time.Duration(info.Last_ack_recv) * time.Millisecond,
 			acked:       info.Bytes_acked,
+			rto:         time.Duration(info.Rto) * time.Microsecond,
 			rtt:         time.Duration(info.Rtt) * time.Microsecond,
 		}
 	})
