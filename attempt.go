@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"net/http/httptrace"
 	"sync"
+	"time"
 )
 
 // attempt is one sending of a request, and what was seen of it: which
@@ -24,12 +25,14 @@ type attempt struct {
 	got           net.Conn // the last that GotConn told; nil: none
 	conn          *conn    // got's; nil if it is foreign and not watched
 	reused        bool     // got had been used before
+	gotAt         int64    // when
 	landed        bool     // got was known to be dead already
 	wrote         int64    // conn.wrote, when the request got it
 	headersWrote  bool     // the write of the request's header has ended
 	headersFailed bool     // and failed
 
 	sees   bool   // is told when its header was written; trace has the caller's hooks too
+	wary   int64  // when the connection of the attempt before died; 0: none did
 	asks   bool   // asks the socket that it gets whether the peer has closed it
 	onConn func() // called once it has a connection, or will have none; may be nil
 
@@ -77,7 +80,7 @@ func (a *attempt) rewind() (io.ReadCloser, error) {
 	b := &body{rc: rc}
 	a.body = b
 	a.mu.Unlock()
-	old.settle(false)
+	old.settle(true) // net/http has done with it, and may not have closed it
 	return b, nil
 }
 
@@ -86,6 +89,11 @@ func (a *attempt) getConn(string) {
 	defer a.mu.Unlock()
 	a.asked = true
 }
+
+// waryWait is how long a retry waits, on a connection from before the death, for
+// what may befall that one too: who closes one connection closes all, one after
+// the other.
+const waryWait = 5 * time.Millisecond
 
 // gotConn may be called several times in one attempt: the last one counts.
 func (a *attempt) gotConn(info httptrace.GotConnInfo) {
@@ -96,13 +104,16 @@ func (a *attempt) gotConn(info httptrace.GotConnInfo) {
 	if a.onConn != nil {
 		a.onConn()
 	}
+	if a.wary != 0 && c != nil && info.Reused && (c.foreign || c.born < a.wary) {
+		time.Sleep(waryWait)
+	}
 	hungUp := a.asks && c != nil && info.Reused && c.hungUp()
 	if hungUp {
 		c.evict(KindEOF, errPeerClosed)
 	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	a.got, a.conn, a.reused = info.Conn, c, info.Reused
+	a.got, a.conn, a.reused, a.gotAt = info.Conn, c, info.Reused, now()
 	a.headersWrote, a.headersFailed, a.landed = false, false, false
 	switch {
 	case c == nil:
@@ -130,6 +141,10 @@ func (a *attempt) gotConn(info httptrace.GotConnInfo) {
 	}
 }
 
+// refusalTime is how soon a refusal ends a connection that is not one of ours,
+// of which it cannot be told whether the peer has said anything.
+const refusalTime = 100 * time.Millisecond
+
 // wroteHeaders is called when the write of the header has ended, well or not.
 // Over HTTP/2 it is called with the write lock held, and the HTTP/2 layer
 // keeps its first write error: so if a write has failed on the connection, it
@@ -154,7 +169,7 @@ func (a *attempt) evidence(v verdict) verdict {
 			v.conn = a.t.reg.adopt(a.got, a.t)
 		}
 		if c := v.conn; c == nil || c.foreign {
-			v.refused = !a.reused && peerEnded(v.kind)
+			v.refused = !a.reused && peerEnded(v.kind) && now()-a.gotAt < int64(refusalTime)
 			break
 		}
 		v.refused = v.conn.refused(v.kind, a.start)

@@ -182,6 +182,7 @@ func (t *Transport) again(req *http.Request, a *attempt) (next *attempt, ok bool
 	}
 	next = t.newAttempt(req, rc)
 	next.asks = true
+	next.wary = next.start
 	return next, true
 }
 
