@@ -118,7 +118,7 @@ func (a *attempt) gotConn(info httptrace.GotConnInfo) {
 	switch {
 	case c == nil:
 	case c.foreign:
-		a.landed = c.dead()
+		a.landed = c.isShut()
 		c.wrote.Add(1)
 		c.wait(now())
 	default:
@@ -132,10 +132,10 @@ func (a *attempt) gotConn(info httptrace.GotConnInfo) {
 		// One that is younger than the attempt was dialed for it: its death
 		// is an answer, not bad luck. One whose peer only does not send any
 		// more could still take the request: it must be closed for the
-		// request to be unsent.
-		if a.landed = hungUp; c.dead() && c.born < a.start {
+		// request to be unsent, and not only about to be, by somebody else.
+		if c.dead() && (hungUp || c.born < a.start) {
 			c.shut(c.fate.Load().kind, c.fate.Load().err)
-			a.landed = true
+			a.landed = c.isShut()
 		}
 		a.wrote = c.wrote.Load()
 	}

@@ -193,6 +193,9 @@ func (c *conn) Close() error {
 		}})
 	}
 	err := c.Conn.Close()
+	if d := c.fate.Load(); d != nil {
+		d.shut.Store(true)
+	}
 	if c.evicted.Load() {
 		return nil // closed before, by us
 	}

@@ -122,6 +122,7 @@ type death struct {
 	err  error // what said so
 	at   int64
 
+	shut          atomic.Bool             // the socket is closed: nothing can be sent on it
 	autopsy       atomic.Pointer[Autopsy] // set before it is told to anybody
 	rescued, lost atomic.Int64            // what became of its requests
 }
@@ -149,6 +150,13 @@ func (c *conn) doom(kind Kind, err error) bool {
 }
 
 func (c *conn) dead() bool { return c.fate.Load() != nil }
+
+// isShut reports whether c is dead and its socket is closed, by now. Between the
+// two a request may still go out on it.
+func (c *conn) isShut() bool {
+	d := c.fate.Load()
+	return d != nil && d.shut.Load()
+}
 
 // own makes t the one to be told of c, if nobody is yet.
 func (c *conn) own(t *Transport) {
@@ -199,6 +207,7 @@ func (c *conn) shut(kind Kind, why error) error {
 	if _, ok := c.Conn.(*tls.Conn); !ok && !c.foreign && c.Conn != raw {
 		c.Conn.Close() // a wrapper may not notice what became of its socket
 	}
+	c.fate.Load().shut.Store(true)
 	if err != nil && !errors.Is(err, net.ErrClosed) {
 		return err
 	}

@@ -395,3 +395,32 @@ func traceGot(r *http.Request, c net.Conn) {
 }
 
 func (closeErr2) Close() error { return net.ErrClosed }
+
+// Who evicts a connection marks it dead before its socket is closed. A request
+// that gets it in between may go out, and is not to be taken for unsent.
+func TestReviewLandedOnlyOnceShut(t *testing.T) {
+	tr := NewTransport()
+	for _, foreign := range []bool{false, true} {
+		var raw net.Conn = new(restConn)
+		c := tr.reg.adopt(raw, tr)
+		if !foreign {
+			c = tr.reg.track(new(restConn), "example.test:443", tr)
+			raw = c
+		}
+		c.evicted.Store(true) // somebody else is at it
+		c.doom(KindReset, net.ErrClosed)
+		time.Sleep(time.Millisecond) // the attempt is younger than the connection
+		a := tr.newAttempt(request(t, "POST", "https://example.test/", nil), nil)
+		a.gotConn(httptrace.GotConnInfo{Conn: raw})
+		if a.landed {
+			t.Errorf("foreign %v: landed, though the socket is open", foreign)
+		}
+		c.fate.Load().shut.Store(true)
+		if a.gotConn(httptrace.GotConnInfo{Conn: raw}); !a.landed {
+			t.Errorf("foreign %v: not landed, though the socket is closed", foreign)
+		}
+		if !foreign {
+			c.Close()
+		}
+	}
+}
