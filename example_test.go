@@ -152,7 +152,7 @@ func ExampleOptions_Wrap() {
 		kill()
 		resp, err := client.Post(server.URL+path, "text/plain", strings.NewReader("deadconn"))
 		if err != nil {
-			fmt.Println(path, "failed:", errors.Is(err, net.ErrClosed))
+			fmt.Println(path, "failed:", deadconn.Classify(err))
 			continue
 		}
 		resp.Body.Close()
@@ -160,7 +160,7 @@ func ExampleOptions_Wrap() {
 	}
 	// Output:
 	// /search 200 OK
-	// /order failed: true
+	// /order failed: closed
 }
 
 // A Registry below somebody else's transport gives Wrap the evidence that

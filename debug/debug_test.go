@@ -397,18 +397,23 @@ func TestConcurrency(t *testing.T) {
 	var traffic, lookers sync.WaitGroup
 	stop := make(chan struct{})
 	for _, host := range []string{"orders.test", "auth.test"} {
-		for i := range 3 {
-			traffic.Go(func() {
-				for n := range 40 {
-					r.mustGet("https://" + host)
-					if i == 0 && n%4 == 0 {
-						if c := r.dialers[host+":443"].Last(); !c.Closed() {
-							c.FailWrites(syscall.EPIPE)
+		traffic.Go(func() {
+			for range 10 { // in turn: a request that met two deaths would be lost, by rule
+				r.mustGet("https://" + host)
+				var clients sync.WaitGroup
+				for range 3 {
+					clients.Go(func() {
+						for range 4 {
+							r.mustGet("https://" + host)
 						}
-					}
+					})
 				}
-			})
-		}
+				if c := r.dialers[host+":443"].Last(); !c.Closed() {
+					c.FailWrites(syscall.EPIPE)
+				}
+				clients.Wait()
+			}
+		})
 	}
 	for i := range 3 {
 		lookers.Go(func() {
