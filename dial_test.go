@@ -1006,7 +1006,9 @@ func TestDialCleartext(t *testing.T) {
 					t.Fatal(err)
 				}
 				drain(resp)
-				if resp.Proto != tt.proto || reg.Len() != 1 || d.Dials() != i+1 {
+				// net/http may dial twice for a request that comes before the
+				// connection of the last one is in its pool.
+				if resp.Proto != tt.proto || reg.Len() == 0 || d.Dials() <= i || d.Dials() > 2*i+1 {
 					t.Errorf("%s, %d tracked, %d dials after %d deaths", resp.Proto, reg.Len(), d.Dials(), i)
 				}
 				failWrites(d, writeErrors[i%len(writeErrors)])

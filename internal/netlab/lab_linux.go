@@ -1,11 +1,14 @@
 package netlab
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"net"
 	"os/exec"
 	"sync"
+	"syscall"
+	"time"
 )
 
 // device is the name of the link on both sides.
@@ -76,7 +79,29 @@ func build(link func(*Lab) error) (_ *Lab, err error) {
 	if err := l.server.nft(ruleset("sport", "dport")); err != nil {
 		return nil, err
 	}
+	if l.wire == nil {
+		if err := l.awaitLink(); err != nil {
+			return nil, err
+		}
+	}
 	return l, nil
+}
+
+// awaitLink waits until the veth pair carries packets: on a busy machine that is
+// some time after it was told to (linkwatch). A SYN that is lost before would
+// give its connection a round trip time of a second to reckon with. Nobody
+// listens: a refusal has gone both ways.
+func (l *Lab) awaitLink() error {
+	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	defer cancel()
+	c, err := l.Dial(ctx, "tcp", ":1")
+	if err == nil {
+		c.Close()
+	}
+	if errors.Is(err, syscall.ECONNREFUSED) {
+		return nil
+	}
+	return fmt.Errorf("the link does not come up: %w", err)
 }
 
 // linkUp is the ip batch that gives the link its address and its route.
