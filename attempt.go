@@ -22,6 +22,7 @@ type attempt struct {
 	body          *body    // nil: the request has none, or one that needs no guard
 	rewindErr     error    // what the caller's GetBody failed with
 	asked         bool     // the base looks for a connection, so it has some
+	addr          string   // the address that it would dial
 	got           net.Conn // the last that GotConn told; nil: none
 	conn          *conn    // got's; nil if it is foreign and not watched
 	reused        bool     // got had been used before
@@ -84,10 +85,17 @@ func (a *attempt) rewind() (io.ReadCloser, error) {
 	return b, nil
 }
 
-func (a *attempt) getConn(string) {
+func (a *attempt) getConn(hostPort string) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	a.asked = true
+	a.asked, a.addr = true, hostPort
+}
+
+func (a *attempt) adopt(nc net.Conn) *conn {
+	a.mu.Lock()
+	addr := a.addr
+	a.mu.Unlock()
+	return a.t.reg.adopt(nc, addr, a.t)
 }
 
 // waryWait is how long a retry waits, on a connection from before the death, for
@@ -99,7 +107,7 @@ const waryWait = 5 * time.Millisecond
 func (a *attempt) gotConn(info httptrace.GotConnInfo) {
 	c := tracked(info.Conn)
 	if c == nil && !a.t.health.Disable {
-		c = a.t.reg.adopt(info.Conn, a.t)
+		c = a.adopt(info.Conn)
 	}
 	if a.onConn != nil {
 		a.onConn()
@@ -166,7 +174,7 @@ func (a *attempt) evidence(v verdict) verdict {
 	case a.got != nil:
 		v.conn, v.landed = a.conn, a.landed
 		if v.conn == nil && v.kind.Dead() {
-			v.conn = a.t.reg.adopt(a.got, a.t)
+			v.conn = a.t.reg.adopt(a.got, a.addr, a.t)
 		}
 		if c := v.conn; c == nil || c.foreign {
 			v.refused = !a.reused && peerEnded(v.kind) && now()-a.gotAt < int64(refusalTime)

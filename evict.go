@@ -216,7 +216,7 @@ func (c *conn) shut(kind Kind, why error) error {
 
 // adopt returns the conn for a connection that somebody else dialed, the same
 // for all its requests as long as it is watched or was evicted of late.
-func (r *Registry) adopt(nc net.Conn, owner *Transport) *conn {
+func (r *Registry) adopt(nc net.Conn, addr string, owner *Transport) *conn {
 	raw := rawConn(nc)
 	if !isPointer(raw) {
 		return nil // it has no identity to go by
@@ -227,7 +227,7 @@ func (r *Registry) adopt(nc net.Conn, owner *Transport) *conn {
 	if c := r.evictedForeign(raw); c != nil {
 		return c
 	}
-	c := &conn{Conn: raw, reg: r, born: now(), foreign: true, raw: rawSocket(raw)}
+	c := &conn{Conn: raw, reg: r, addr: addr, born: now(), foreign: true, raw: rawSocket(raw)}
 	c.own(owner)
 	v, _ := r.foreign.LoadOrStore(raw, c)
 	return v.(*conn)

@@ -56,6 +56,7 @@ const (
 	alive   livenessVerdict = iota // everything was answered, or at least acknowledged
 	silent                         // no answer yet, and no proof of anything
 	suspect                        // cheap, early evidence against the path
+	cutOff                         // proof, if only another connection can be had
 	dead                           // proof
 )
 
@@ -91,9 +92,9 @@ func (e evidence) verdict(writeTimeout time.Duration) livenessVerdict {
 	case !k.known:
 		return silent
 	case k.timeouts() >= deadRetransmits && k.sinceACK > long && e.silent > long:
-		return dead
+		return cutOff
 	case k.probes >= deadProbes && k.sinceACK > long:
-		return dead
+		return cutOff
 	case k.unacked == 0 && k.notSent == 0 && e.writing == 0:
 		return alive
 	case k.timeouts() >= suspectRetransmits && k.sinceACK > suspectSilence && e.silent > suspectSilence:
@@ -206,18 +207,23 @@ func (c *conn) look(at int64) bool {
 		}
 		c.doubts.refine(at, &e)
 	}
-	v := e.verdict(c.owner.Load().health.WriteTimeout)
+	v := c.confirm(at, e.verdict(c.owner.Load().health.WriteTimeout), e.kernel)
 	if v == dead {
 		go c.evict(KindSilent, &silenceError{e}) // the watch is not to wait for a close
 		c.suspect(alive)
 		return false
 	}
-	c.suspect(c.secondLook(at, v, e.kernel.rtt))
+	c.suspect(v)
+	if v == alive || e.kernel.probes > 0 && e.kernel.notSent == 0 {
+		if c.probe(at, e) {
+			return true
+		}
+	}
 	switch {
 	case v == alive:
 		// Acknowledged is enough: until the next write, or probe, the
 		// kernel sees no more.
-		return c.probe(at, e) || c.unlist(wrote)
+		return c.unlist(wrote)
 	case !e.kernel.known && e.writing == 0:
 		// Where the kernel sees nothing (a foreign connection is closed
 		// then, most likely) only a write under way is worth watching.
@@ -228,8 +234,11 @@ func (c *conn) look(at int64) bool {
 
 // doubts are what the watch has noted of a connection that kept it waiting.
 type doubts struct {
-	firstLook int64 // since when it looks suspect; 0: it does not
-	detoured  bool  // new requests go elsewhere because of it
+	firstLook int64  // since when it looks suspect; 0: it does not
+	opened    int64  // when another connection was opened since; 0: not yet
+	asked     uint32 // how often this one had been asked in vain by then
+	askedAt   int64  // when it was seen to be asked again; 0: not yet
+	detoured  bool   // new requests go elsewhere because of it
 
 	acked   uint64 // kernelInfo.acked, when it was last seen to change
 	ackedAt int64
@@ -267,20 +276,39 @@ func (d *doubts) refine(at int64, e *evidence) {
 // means that it has none.
 type keepAlive struct{ idle, count int }
 
-// secondLook lets a suspicion stand only if it holds over max(100 ms, 3 RTT).
-func (c *conn) secondLook(at int64, v livenessVerdict, rtt time.Duration) livenessVerdict {
+// confirm lets a suspicion against c stand only if it holds over max(100 ms,
+// 3 RTT) and another connection can be had; see trial.go. It is death if that
+// one was opened at once. Otherwise the path was gone, and may be back: c has to
+// be asked once more, and to keep silent.
+func (c *conn) confirm(at int64, v livenessVerdict, k kernelInfo) livenessVerdict {
 	d := c.doubts
-	switch {
-	case d == nil:
-	case v != suspect:
-		d.firstLook = 0
-	case d.firstLook == 0:
-		d.firstLook = at
-		return silent
-	case time.Duration(at-d.firstLook) < max(watchTick, 3*rtt):
-		return silent
+	if d != nil && (v == alive || k.sinceACK < time.Duration(at-d.firstLook)) {
+		d.firstLook = 0 // it has answered
 	}
-	return v
+	if v != suspect && v != cutOff {
+		return v
+	}
+	if d.firstLook == 0 {
+		d.firstLook, d.opened, d.askedAt = at, 0, 0
+	}
+	hold := max(watchTick, 3*k.rtt)
+	early := time.Duration(at-d.firstLook) < hold
+	asked := k.retransmits + k.probes
+	if d.opened == 0 {
+		d.opened = c.owner.Load().opened(c, d.firstLook-int64(suspectSilence), early)
+		d.asked = asked
+	}
+	if d.askedAt == 0 && asked > d.asked {
+		d.askedAt = at
+	}
+	switch {
+	case d.opened == 0, early:
+		return silent
+	case v == cutOff && time.Duration(d.opened-d.firstLook) < trialPrompt,
+		v == cutOff && d.askedAt != 0 && time.Duration(at-d.askedAt) >= hold:
+		return dead
+	}
+	return suspect
 }
 
 // suspect begins a suspicion against c or ends it. It stands until c has

@@ -149,6 +149,63 @@ func TestBlackHoleInFlight(t *testing.T) {
 	}
 }
 
+// While the client's own link is down nothing can be dialed, and TCP goes on
+// where it was when it is back. The same if the path is gone, and not the one
+// connection's.
+func TestPathGoneForAWhile(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct {
+		name string
+		down func(*netlab.Lab) error
+		up   func(*netlab.Lab) error
+	}{
+		{"link down", (*netlab.Lab).LinkDown, (*netlab.Lab).LinkUp},
+		{"path gone", (*netlab.Lab).CutPath, (*netlab.Lab).HealPath},
+	} {
+		for _, w := range ours {
+			t.Run(tt.name+"/"+w.name, func(t *testing.T) {
+				t.Parallel()
+				p := newPath(t, netlab.Options{}, ok)
+				c, d := p.client(t, w)
+				used := live(d)
+				var wg sync.WaitGroup
+				var failed atomic.Int64
+				send := func(method string) {
+					ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+					defer cancel()
+					req, err := http.NewRequestWithContext(ctx, method, p.url, nil)
+					if err != nil {
+						t.Error(err)
+						return
+					}
+					resp, err := c.Do(req)
+					if err != nil {
+						t.Logf("%s: %v", method, err)
+						failed.Add(1)
+						return
+					}
+					drain(resp)
+				}
+				if err := tt.down(p.lab); err != nil {
+					t.Fatal(err)
+				}
+				for range 16 {
+					wg.Go(func() { send("GET") })
+					wg.Go(func() { send("POST") })
+					time.Sleep(250 * time.Millisecond)
+				}
+				if err := tt.up(p.lab); err != nil {
+					t.Fatal(err)
+				}
+				wg.Wait()
+				if failed.Load() != 0 || used.Closed() {
+					t.Errorf("%d of 32 failed, %d dials, the connection is closed: %v", failed.Load(), d.Dials(), used.Closed())
+				}
+			})
+		}
+	}
+}
+
 // outage sends GETs with short deadlines one after another until one
 // succeeds, and tells how many failed and how long that took.
 func outage(c *http.Client, url string, most int) (failed int, took time.Duration) {

@@ -61,10 +61,13 @@ type Options struct {
 // either protocol and also under Wrap, 2.5 seconds after a request was written
 // into it (or 4 round trips, if that is longer), and makes NewTransport send
 // new requests elsewhere after half a second; those thresholds are no
-// settings, since they follow from how TCP retransmits. The fields are for what
-// the kernel cannot see, and for other systems: they apply to HTTP/2
-// connections of NewTransport. Wrap leaves its base as it is. A ping setting
-// in Options.Base.HTTP2 is left.
+// settings, since they follow from how TCP retransmits. Before either, another
+// connection to the same address is opened by the same dialer: while that
+// fails, as when the client's own link is down, all stays where it is.
+//
+// The fields are for what the kernel cannot see, and for other systems: they
+// apply to HTTP/2 connections of NewTransport. Wrap leaves its base as it is. A
+// ping setting in Options.Base.HTTP2 is left.
 //
 // TCP_USER_TIMEOUT is not used: it also ends a connection whose peer merely
 // holds its window shut, and one whose keep-alive probe was lost.
@@ -193,20 +196,20 @@ func (o Options) NewTransport() *Transport {
 		panic(fmt.Sprintf("deadconn: Options.Registry.TLSHandshakeTimeout is %v, but NewTransport takes it from Options.Base", r.TLSHandshakeTimeout))
 	}
 
-	under := underlying(own, t.reg)
+	t.trials.under = underlying(own, t.reg)
 	t.lean = own.DialTLSContext == nil && own.DialTLS == nil
 	t.spare.make = func() *http.Transport {
 		rt := own.Clone()
-		t.dialBy(rt, under)
+		t.dialOwn(rt)
 		return rt
 	}
-	t.dialBy(own, under)
+	t.dialOwn(own)
 	return t
 }
 
-// dialBy makes rt dial through t's Registry, which dials by under.
-func (t *Transport) dialBy(rt *http.Transport, under dialFunc) {
-	d := &dialer{reg: t.reg, owner: t, transport: rt, under: under}
+// dialOwn makes rt dial through t's Registry.
+func (t *Transport) dialOwn(rt *http.Transport) {
+	d := &dialer{reg: t.reg, owner: t, transport: rt, under: t.trials.dial}
 	rt.DialContext, rt.Dial = d.dialContext, nil
 	if t.lean {
 		rt.DialTLSContext = d.dialTLSContext

@@ -59,7 +59,7 @@ func (r *Registry) recall(err error, kind Kind, addr string, since int64) (c *co
 		}
 	}
 	for _, c := range r.failed {
-		if c != nil && c.addr == addr && c.fate.Load().at >= since {
+		if c != nil && !c.foreign && c.addr == addr && c.fate.Load().at >= since {
 			note(c)
 		}
 	}

@@ -30,7 +30,8 @@ type Transport struct {
 		mu   sync.Mutex
 		last []*death // guarded by mu; the newest last
 	}
-	spare spare
+	spare  spare
+	trials trials
 }
 
 var _ http.RoundTripper = (*Transport)(nil)
