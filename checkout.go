@@ -48,7 +48,8 @@ func (c *conn) quiet(at int64) bool {
 	return c.proto.Load() == uint32(isHTTP2) && time.Duration(at-c.lastWrite.Load()) > quietSpell
 }
 
-// refuse is the end of a write on a connection that the peer has closed.
+// refuse is the end of a write on a connection that the peer has closed, having
+// taken it once: from one that did not even do that, a retry would get the same.
 func (c *conn) refuse() error {
 	c.writeFailed.Store(true)
 	c.evict(KindEOF, errPeerClosed)

@@ -99,7 +99,7 @@ func (c *conn) Read(p []byte) (int, error) {
 
 func (c *conn) Write(p []byte) (int, error) {
 	at := now()
-	if c.quiet(at) && c.hungUp() {
+	if c.quiet(at) && c.proven() && c.hungUp() {
 		return 0, c.refuse()
 	}
 	sound := !c.dead()

@@ -6,6 +6,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"net/http/httptrace"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -275,6 +276,9 @@ func TestRefusedOnFirstUse(t *testing.T) {
 		c.NetConn().(*net.TCPConn).SetLinger(0)
 		c.NetConn().Close()
 	}
+	// As on a busy machine: the server's end is there before the request is
+	// written, and the connection has been at rest for a while.
+	slow := &httptrace.ClientTrace{TLSHandshakeDone: func(tls.ConnectionState, error) { time.Sleep(3 * quietSpell) }}
 	for _, tt := range []struct {
 		name  string
 		start func(t *testing.T) (url string, cfg *tls.Config, conns func() int)
@@ -314,7 +318,8 @@ func TestRefusedOnFirstUse(t *testing.T) {
 				for range runs {
 					d := new(faultnet.Dialer)
 					c := w.client(t, d, cfg)
-					resp, err := c.Transport.RoundTrip(request(t, method, url, nil))
+					req := request(t, method, url, nil)
+					resp, err := c.Transport.RoundTrip(req.WithContext(httptrace.WithClientTrace(t.Context(), slow)))
 					if err == nil {
 						drain(resp)
 						t.Errorf("%s: %s: no error", w.name, method)
