@@ -226,7 +226,8 @@ func RunAll(rows []Row, who []Contestant, runs int, quick bool, progress func(Re
 			wg.Wait()
 		}
 		batch(1, func(r Row) bool { return r.Alone })
-		batch(3, func(r Row) bool { return !r.Alone && !r.Waits })
+		batch(3, func(r Row) bool { return !r.Alone && !r.Waits && r.Program == "" })
+		batch(6, func(r Row) bool { return r.Program != "" }) // they wait, but their starts and reloads are CPU
 		batch(36, func(r Row) bool { return r.Waits })
 	}
 	return all

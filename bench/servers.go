@@ -6,6 +6,7 @@ import (
 	"encoding/pem"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"net"
 	"os"
 	"os/exec"
@@ -20,9 +21,9 @@ import (
 
 // A realServer is a program, Debian's, that stands between the client and a
 // world's server. In its arguments and its configuration $dir is a directory
-// of its own, which holds the configuration and the certificate, $port is
-// where it listens, $backend and $backport are the world's server, and $root
-// makes the rest of a line a comment unless we are root.
+// of its own, which holds the configuration and the certificate, $addr, $host
+// and $port are where it listens, $backend and $backport the world's server,
+// and $root makes the rest of a line a comment unless we are root.
 type realServer struct {
 	name   string // of the program, too
 	args   string
@@ -43,7 +44,7 @@ http {
 	client_body_temp_path $dir/t1; proxy_temp_path $dir/t2; fastcgi_temp_path $dir/t3; uwsgi_temp_path $dir/t4; scgi_temp_path $dir/t5;
 	keepalive_requests 40;
 	server {
-		listen 127.0.0.1:$port ssl http2;
+		listen $addr ssl http2;
 		ssl_certificate $dir/cert.pem; ssl_certificate_key $dir/key.pem;
 		location / { proxy_pass https://$backend; proxy_http_version 1.1; proxy_next_upstream off; }
 	}
@@ -66,7 +67,7 @@ defaults
 	timeout client 60s
 	timeout server 60s
 frontend f
-	bind 127.0.0.1:$port ssl crt $dir/both.pem alpn h2,http/1.1
+	bind $addr ssl crt $dir/both.pem alpn h2,http/1.1
 	default_backend b
 backend b
 	server s $backend ssl verify none
@@ -91,7 +92,7 @@ LoadModule http2_module /usr/lib/apache2/modules/mod_http2.so
 LoadModule proxy_module /usr/lib/apache2/modules/mod_proxy.so
 LoadModule proxy_http_module /usr/lib/apache2/modules/mod_proxy_http.so
 StartServers 1
-Listen 127.0.0.1:$port
+Listen $addr
 Protocols h2 http/1.1
 SSLEngine on
 SSLCertificateFile $dir/cert.pem
@@ -107,7 +108,7 @@ ProxyPass / https://$backend/
 		name: "nghttpx",
 		args: "--conf=$dir/conf",
 		conf: `
-frontend=127.0.0.1,$port
+frontend=$host,$port
 backend=127.0.0.1,$backport;;tls
 insecure=yes
 private-key-file=$dir/key.pem
@@ -127,7 +128,7 @@ num-threads: 1
 pid-file: $dir/pid
 error-log: $dir/log
 listen:
-  host: 127.0.0.1
+  host: $host
   port: $port
   ssl:
     certificate-file: $dir/cert.pem
@@ -154,7 +155,7 @@ hosts:
 	}
 }
 https://:$port {
-	bind 127.0.0.1
+	bind $host
 	tls $dir/cert.pem $dir/key.pem
 	reverse_proxy https://$backend {
 		transport http {
@@ -189,7 +190,11 @@ type proxy struct {
 
 // newProxy makes the files of a proxy and finds it an address.
 func newProxy(s realServer, backend string) (*proxy, error) {
-	l, err := net.Listen("tcp", "127.0.0.1:0") // a port that is free
+	// A port that is free. The address is one that nobody else is likely to
+	// use: on 127.0.0.1 another cell takes the port now and then before the
+	// proxy does, or while it is down.
+	n := rand.Uint32()
+	l, err := net.Listen("tcp", fmt.Sprintf("127.%d.%d.%d:0", 1+n>>16%250, n>>8&0xff, n&0xff))
 	if err != nil {
 		return nil, err
 	}
@@ -204,8 +209,8 @@ func newProxy(s realServer, backend string) (*proxy, error) {
 	}
 	certPEM := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: faultnet.ClientCert().Certificate[0]})
 	keyPEM := pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: key})
-	vars := map[string]string{"dir": p.dir, "backend": backend}
-	_, vars["port"], _ = net.SplitHostPort(p.addr)
+	vars := map[string]string{"dir": p.dir, "addr": p.addr, "backend": backend}
+	vars["host"], vars["port"], _ = net.SplitHostPort(p.addr)
 	_, vars["backport"], _ = net.SplitHostPort(backend)
 	if os.Geteuid() != 0 {
 		vars["root"] = "#"
@@ -302,24 +307,23 @@ func serverRows() (rows []Row) {
 		for _, f := range []struct {
 			name, what string
 			fault      func(*proxy) error
-			takes      time.Duration
+			rest, work time.Duration // from the fault at rest to a request, and how long a request in flight takes
 		}{
-			{"reload", "a graceful reload", s.reload, s.takes},
-			{"killed", "kill -9 of all its processes, and a start at once that the dials wait for,", (*proxy).restart, 0},
+			{"reload", "a graceful reload", s.reload, s.takes + 50*time.Millisecond, s.takes + 400*time.Millisecond},
+			{"killed", "kill -9 of all its processes, and a start at once that the dials wait for,", (*proxy).restart, 50 * time.Millisecond, 200 * time.Millisecond},
 		} {
-			rest, work := f.takes+50*time.Millisecond, f.takes+400*time.Millisecond
 			rows = append(rows, Row{
-				Name: s.name + " " + f.name + ", idle", Group: groupReal, Program: s.name, Waits: f.takes > 0,
-				What: fmt.Sprintf("%s while the connection is at rest; a request follows after %v, 4 times", f.what, rest),
+				Name: s.name + " " + f.name + ", idle", Group: groupReal, Program: s.name,
+				What: fmt.Sprintf("%s while the connection is at rest; a request follows after %v, 4 times", f.what, f.rest),
 				run: behind(s, func(w *world, p *proxy) (err error) {
-					w.faultsAtRest(4, rest, func() { err = errors.Join(err, f.fault(p)) })
+					w.faultsAtRest(4, f.rest, func() { err = errors.Join(err, f.fault(p)) })
 					return err
 				}),
 			}, Row{
-				Name: s.name + " " + f.name + ", in flight", Group: groupReal, Program: s.name, Waits: f.takes > 0,
+				Name: s.name + " " + f.name + ", in flight", Group: groupReal, Program: s.name,
 				What: f.what + " while it works on one request of each kind; 2 times",
 				run: behind(s, func(w *world, p *proxy) (err error) {
-					w.faultsInFlight(2, work, func() { err = errors.Join(err, f.fault(p)) })
+					w.faultsInFlight(2, f.work, func() { err = errors.Join(err, f.fault(p)) })
 					return err
 				}),
 			})
