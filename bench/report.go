@@ -21,6 +21,7 @@ type Report struct {
 	Machine string
 	Go      string
 	Modules map[string]string
+	Servers []string `json:",omitempty"` // the real ones
 	Runs    int
 	Took    string
 	LeftOut []string
@@ -35,6 +36,7 @@ func NewReport(runs int) *Report {
 		Machine: machine(),
 		Go:      runtime.Version(),
 		Modules: make(map[string]string),
+		Servers: serverVersions(),
 		Runs:    runs,
 		LeftOut: slices.Clone(LeftOut),
 	}
@@ -267,7 +269,10 @@ func (r *Report) markdown() string {
 	rows, who := r.rows(), r.contestants()
 	p("# The fault matrix\n")
 	p("Written by `go run ./cmd/matrix` in `bench/`; do not edit. %s, %s, %s, %d run(s) of each cell, %s in all. Numbers are medians over the runs, with the lowest and highest behind them where they differ. Raw data: [results.json](results.json).\n", r.Date, r.Go, r.Machine, r.Runs, r.Took)
-	p("All are HTTP/2 over TLS to a Go server or a scripted peer on the same machine, each with the same dialer underneath. Deadlines are 10 s unless the row says other. The set-ups are in [contestants.go](contestants.go), the faults in [rows.go](rows.go).\n")
+	p("All are HTTP/2 over TLS to a Go server or a scripted peer on the same machine, or to a real server in front of that Go server, each with the same dialer underneath. Deadlines are 10 s unless the row says other. The set-ups are in [contestants.go](contestants.go), the faults in [rows.go](rows.go) and [servers.go](servers.go).\n")
+	if len(r.Servers) > 0 {
+		p("Real servers: %s.\n", strings.Join(r.Servers, ", "))
+	}
 	p("| contestant | set-up | version |\n|---|---|---|")
 	for _, c := range who {
 		v := r.Go

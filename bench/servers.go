@@ -11,6 +11,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"sync"
 	"syscall"
@@ -168,6 +169,22 @@ https://:$port {
 			return p.command("reload", "--force", "--config", p.dir+"/conf", "--adapter", "caddyfile", "--address", "unix/"+p.dir+"/admin").Run()
 		},
 	},
+}
+
+var versionRE = regexp.MustCompile(`\d+(\.\d+)+\S*`)
+
+// serverVersions asks the real servers that are there.
+func serverVersions() (all []string) {
+	for _, s := range realServers {
+		flag := "-v"
+		if s.name == "caddy" {
+			flag = "version"
+		}
+		if out, err := exec.Command(s.name, flag).CombinedOutput(); err == nil {
+			all = append(all, s.name+" "+versionRE.FindString(string(out)))
+		}
+	}
+	return all
 }
 
 func send(s syscall.Signal) func(*proxy) error {
