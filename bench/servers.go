@@ -207,6 +207,10 @@ type proxy struct {
 
 // newProxy makes the files of a proxy and finds it an address.
 func newProxy(s realServer, backend string) (*proxy, error) {
+	key, err := x509.MarshalPKCS8PrivateKey(faultnet.ClientCert().PrivateKey)
+	if err != nil {
+		return nil, err
+	}
 	// A port that is free. The address is one that nobody else is likely to
 	// use: on 127.0.0.1 another cell takes the port now and then before the
 	// proxy does, or while it is down.
@@ -218,10 +222,6 @@ func newProxy(s realServer, backend string) (*proxy, error) {
 	p := &proxy{realServer: s, addr: l.Addr().String()}
 	l.Close()
 	if p.dir, err = os.MkdirTemp("", "deadconn-"+s.name+"-"); err != nil {
-		return nil, err
-	}
-	key, err := x509.MarshalPKCS8PrivateKey(faultnet.ClientCert().PrivateKey)
-	if err != nil {
 		return nil, err
 	}
 	certPEM := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: faultnet.ClientCert().Certificate[0]})

@@ -3,8 +3,9 @@
 //
 //	go run ./cmd/matrix
 //
-// The rows in network namespaces want root on Linux, with ip and nft; without,
-// they are left out and named.
+// The rows in network namespaces want root on Linux, with ip and nft, and those
+// of real servers Debian's packages nginx-light, haproxy, apache2,
+// nghttp2-proxy, h2o and caddy; without, they are left out and named.
 package main
 
 import (
