@@ -2,6 +2,7 @@ package bench
 
 import (
 	"context"
+	"crypto/tls"
 	"crypto/x509"
 	"encoding/pem"
 	"errors"
@@ -30,7 +31,7 @@ type realServer struct {
 	args   string
 	conf   string
 	reload func(*proxy) error
-	takes  time.Duration // until the old process hears of a reload
+	takes  time.Duration // until a reload has reached the old process, and a new one answers
 }
 
 var realServers = []realServer{
@@ -104,6 +105,7 @@ SSLProxyCheckPeerName off
 ProxyPass / https://$backend/
 `,
 		reload: send(syscall.SIGUSR1),
+		takes:  time.Second,
 	},
 	{
 		name: "nghttpx",
@@ -119,6 +121,7 @@ workers=1
 no-ocsp=yes
 `,
 		reload: send(syscall.SIGHUP),
+		takes:  200 * time.Millisecond,
 	},
 	{
 		name: "h2o",
@@ -194,6 +197,7 @@ func send(s syscall.Signal) func(*proxy) error {
 // A proxy is a real server that runs.
 type proxy struct {
 	realServer
+	w    *world
 	dir  string
 	addr string
 	args []string
@@ -206,7 +210,7 @@ type proxy struct {
 }
 
 // newProxy makes the files of a proxy and finds it an address.
-func newProxy(s realServer, backend string) (*proxy, error) {
+func newProxy(s realServer, w *world) (*proxy, error) {
 	key, err := x509.MarshalPKCS8PrivateKey(faultnet.ClientCert().PrivateKey)
 	if err != nil {
 		return nil, err
@@ -219,13 +223,14 @@ func newProxy(s realServer, backend string) (*proxy, error) {
 	if err != nil {
 		return nil, err
 	}
-	p := &proxy{realServer: s, addr: l.Addr().String()}
+	p := &proxy{realServer: s, w: w, addr: l.Addr().String()}
 	l.Close()
 	if p.dir, err = os.MkdirTemp("", "deadconn-"+s.name+"-"); err != nil {
 		return nil, err
 	}
 	certPEM := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: faultnet.ClientCert().Certificate[0]})
 	keyPEM := pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: key})
+	backend := w.srv.l.Addr().String()
 	vars := map[string]string{"dir": p.dir, "addr": p.addr, "backend": backend}
 	vars["host"], vars["port"], _ = net.SplitHostPort(p.addr)
 	_, vars["backport"], _ = net.SplitHostPort(backend)
@@ -249,7 +254,8 @@ func (p *proxy) command(args ...string) *exec.Cmd {
 	return cmd
 }
 
-// start returns when p listens.
+// start returns when p serves: a main process may listen before its workers
+// are there.
 func (p *proxy) start() error {
 	cmd := p.command(p.args...)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // for kill
@@ -258,40 +264,41 @@ func (p *proxy) start() error {
 	}
 	p.cmd = cmd
 	for range 500 {
-		if p.listens() {
-			return nil
+		if c, err := tls.DialWithDialer(&net.Dialer{Timeout: 5 * time.Second}, "tcp", p.addr, clientTLS()); err == nil {
+			return c.Close()
 		}
 		time.Sleep(10 * time.Millisecond)
 	}
 	p.kill()
 	text, _ := os.ReadFile(filepath.Join(p.dir, "log"))
-	return fmt.Errorf("%s does not listen: %s", p.name, text)
-}
-
-func (p *proxy) listens() bool {
-	c, err := net.Dial("tcp", p.addr)
-	if err != nil {
-		return false
-	}
-	c.Close()
-	return true
+	return fmt.Errorf("%s does not serve: %s", p.name, text)
 }
 
 // kill kills all processes of p.
 func (p *proxy) kill() {
 	syscall.Kill(-p.cmd.Process.Pid, syscall.SIGKILL)
 	p.cmd.Wait()
-	for p.listens() { // the workers may take longer to go
+	for { // the workers may take longer to go
+		c, err := net.Dial("tcp", p.addr)
+		if err != nil {
+			return
+		}
+		c.Close()
 		time.Sleep(time.Millisecond)
 	}
 }
 
-// restart kills p and starts it again.
+// restart kills p and starts it again. How long the start takes is nobody's
+// merit: the time to the first success counts from its end.
 func (p *proxy) restart() error {
 	p.down.Lock()
 	defer p.down.Unlock()
 	p.kill()
-	return p.start()
+	err := p.start()
+	p.w.mu.Lock()
+	defer p.w.mu.Unlock()
+	p.w.fault = time.Now()
+	return err
 }
 
 func behind(s realServer, traffic func(*world, *proxy) error) func(Contestant, *cellEnv) (*world, error) {
@@ -305,7 +312,7 @@ func behind(s realServer, traffic func(*world, *proxy) error) func(Contestant, *
 		if err != nil {
 			return nil, err
 		}
-		if p, err = newProxy(s, w.srv.l.Addr().String()); err != nil {
+		if p, err = newProxy(s, w); err != nil {
 			return w, err
 		}
 		w.cleanup(func() { os.RemoveAll(p.dir) })
