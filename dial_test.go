@@ -1153,9 +1153,11 @@ func TestBaseConfiguredForHTTP2(t *testing.T) {
 	if err := get(c, s.URL); err != nil {
 		t.Errorf("through a black hole: %v", err)
 	}
-	if d.Dials() != 3 || !ours.Closed() {
-		t.Errorf("%d dials, closed %v", d.Dials(), ours.Closed())
+	if d.Dials() != 3 {
+		t.Errorf("%d dials", d.Dials())
 	}
+	// net/http ends the streams of a lost connection before it closes it.
+	eventually(t, "the dead one is closed", ours.Closed)
 	if st := tr.Stats(); st.Rescued != 1 {
 		t.Errorf("stats %+v, %d evictions told", st, evicted.Load())
 	}

@@ -135,13 +135,16 @@ func TestGracefulGoAway(t *testing.T) {
 	for _, w := range ours {
 		t.Run(w.name, func(t *testing.T) {
 			older := make(chan *faultnet.PeerConn, 1)
+			var going atomic.Pointer[faultnet.PeerConn]
 			p := newPeer(t, scripted(func(c *faultnet.PeerConn, r *faultnet.PeerRequest) {
-				if r.Path == "/older" {
+				switch {
+				case r.Path == "/older":
+					going.Store(c)
 					c.GoAway(r.StreamID, http2.ErrCodeNo, "")
 					older <- c
-					return
+				case going.Load() != c: // else it was sent before the GOAWAY came in
+					respond(c, r)
 				}
-				respond(c, r)
 			}))
 			d := new(faultnet.Dialer)
 			c := w.client(t, d, p.ClientTLS())
