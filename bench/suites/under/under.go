@@ -16,11 +16,13 @@ const (
 	TallyEnv   = "DEADCONN_SUITES_TALLY"   // a file that gets a byte for each thing counted
 )
 
-// The variants. Bare puts nothing under.
+// The variants. Bare puts nothing under, PassOn a RoundTripper that only passes
+// on.
 const (
-	Bare = ""
-	Wrap = "deadconn.Wrap"
-	New  = "deadconn.NewTransport"
+	Bare   = ""
+	PassOn = "pass on"
+	Wrap   = "deadconn.Wrap"
+	New    = "deadconn.NewTransport"
 )
 
 // The bytes of the tally.
@@ -58,6 +60,8 @@ func Over(rt http.RoundTripper) http.RoundTripper {
 	switch variant {
 	case Bare:
 		return rt
+	case PassOn:
+		return struct{ *http.Transport }{t}
 	case Wrap:
 		return counted{o.Wrap(t).(*deadconn.Transport)}
 	case New:
