@@ -103,7 +103,10 @@ func TestSuites(t *testing.T) {
 		t.Skip("whole test suites of others: set DEADCONN_SUITES=1 to run them")
 	}
 	for _, s := range suites {
-		t.Run(s.name, s.run)
+		t.Run(s.name, func(t *testing.T) {
+			t.Parallel() // they mostly wait
+			s.run(t)
+		})
 	}
 }
 
