@@ -91,9 +91,11 @@ var suites = []suite{{
 	edits: []edit{
 		{oras, "registry/example_test.go", "= ts.Client().Transport\n", "= under.Over(ts.Client().Transport)\n"},
 		{oras, "registry/remote/example_test.go", "= ts.Client().Transport\n", "= under.Over(ts.Client().Transport)\n"},
+		{oras, "registry/remote/registry_test.go", "reg.Client = ts.Client()\n", "reg.Client = &http.Client{Transport: under.Over(ts.Client().Transport)}\n"},
 		{oras, "registry/remote/repository_test.go", "underlyingTransport: transport,", "underlyingTransport: under.Over(transport),"},
 		{oras, "registry/remote/auth/client_test.go", "Client{Transport: transport}", "Client{Transport: under.Over(transport)}"},
 		{oras, "registry/remote/auth/client_test.go", "&http.Transport{DialContext: hostDialer(t, hosts)}", "under.Over(&http.Transport{DialContext: hostDialer(t, hosts)})"},
+		{oras, "registry/remote/auth/client_test.go", "Client: origin.Client(),", "Client: &http.Client{Transport: under.Over(origin.Client().Transport)},"},
 		{oras, "registry/remote/auth/client_upgrade_test.go", "Client{Transport: transport}", "Client{Transport: under.Over(transport)}"},
 	},
 }}
