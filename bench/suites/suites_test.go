@@ -134,6 +134,11 @@ func (s suite) run(t *testing.T) {
 	for _, variant := range []string{under.Wrap, under.New} {
 		r := s.test(t, modfile, variant, args...)
 		t.Logf("%s %s, %s: %v", s.name, version, variant, r)
+		if failed := r.tests("fail"); len(failed) > 0 {
+			t.Logf("once more, since a test of others may fail by chance: %s", failed)
+			r = s.test(t, modfile, variant, args...)
+			t.Logf("%s %s, %s: %v", s.name, version, variant, r)
+		}
 		if r.sent == 0 {
 			t.Errorf("no request went through %s", variant)
 		}
