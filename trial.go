@@ -89,42 +89,48 @@ func (s *trials) run(tr *trial, dial dialFunc, addr string, keep bool) {
 	defer cancel()
 	nc, err := dial(ctx, "tcp", addr)
 	s.mu.Lock()
-	defer s.mu.Unlock()
 	tr.running, tr.ended = false, now()
 	if err != nil || nc == nil {
+		s.mu.Unlock()
 		return
 	}
-	tr.opened, tr.kept = tr.ended, nc
-	if !keep {
-		tr.drop(nc)
-		return
+	opened := tr.ended
+	tr.opened = opened
+	if keep {
+		tr.kept, nc = nc, tr.kept
+		time.AfterFunc(trialKept, func() { s.drop(tr, opened) })
 	}
-	time.AfterFunc(trialKept, func() {
-		s.mu.Lock()
-		defer s.mu.Unlock()
-		tr.drop(nc)
-	})
+	s.mu.Unlock()
+	if nc != nil {
+		nc.Close() // not under the lock: who knows what was dialed
+	}
 }
 
-// drop closes nc unless somebody has taken it. It must be called with the lock.
-func (tr *trial) drop(nc net.Conn) {
-	if tr.kept == nc {
-		tr.kept = nil
-		nc.Close()
+// drop closes what was opened then, unless somebody has taken it.
+func (s *trials) drop(tr *trial, opened int64) {
+	s.mu.Lock()
+	nc := tr.kept
+	if nc == nil || tr.opened != opened {
+		s.mu.Unlock()
+		return
 	}
+	tr.kept = nil
+	s.mu.Unlock()
+	nc.Close()
 }
 
 // dial dials for a transport of ours: what a trial has opened comes first.
 func (s *trials) dial(ctx context.Context, network, addr string) (net.Conn, error) {
 	s.mu.Lock()
-	if tr := s.last[addr]; tr != nil && tr.kept != nil {
-		nc := tr.kept
-		tr.kept = nil
+	tr := s.last[addr]
+	if tr == nil || tr.kept == nil {
 		s.mu.Unlock()
-		return nc, nil
+		return s.under(ctx, network, addr)
 	}
+	nc := tr.kept
+	tr.kept = nil
 	s.mu.Unlock()
-	return s.under(ctx, network, addr)
+	return nc, nil
 }
 
 // dialerOf returns what dials connections such as c, nil if that is not known:

@@ -86,6 +86,20 @@ func TestTrial(t *testing.T) {
 			t.Error("still open")
 		}
 	})
+	run("or makes way for the next", own, false, func(t *testing.T, n *trialNet, tr *Transport, opened func(bool) bool) {
+		opened(false)
+		first := n.peer
+		time.Sleep(trialEvery)
+		tr.opened(&conn{addr: addr, reg: tr.reg}, now(), false)
+		synctest.Wait()
+		last := n.peer
+		if n.peer = first; last == first || !n.closed() {
+			t.Errorf("%d dials", n.dials)
+		}
+		if n.peer = last; n.closed() {
+			t.Error("closed at once")
+		}
+	})
 	run("at once, with MaxConnsPerHost", func(b *http.Transport) *Transport {
 		b.MaxConnsPerHost = 1
 		return own(b)
