@@ -88,7 +88,10 @@ func (a *attempt) rewind() (io.ReadCloser, error) {
 func (a *attempt) getConn(hostPort string) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	a.asked, a.addr = true, hostPort
+	if !a.asked { // HTTP/2 calls it again, by the server's name also behind a proxy
+		a.addr = hostPort
+	}
+	a.asked = true
 }
 
 func (a *attempt) adopt(nc net.Conn) *conn {
@@ -131,6 +134,10 @@ func (a *attempt) gotConn(info httptrace.GotConnInfo) {
 		c.wait(now())
 	default:
 		c.own(a.t)
+		if a.t.own == nil && c.want.Load() == nil {
+			want := a.addr // or it would be on the heap for all
+			c.want.Store(&want)
+		}
 		if tc, ok := info.Conn.(*tls.Conn); ok && !c.tls.Load() {
 			c.describe(tc)
 		}

@@ -1,6 +1,7 @@
 package deadconn
 
 import (
+	"cmp"
 	"fmt"
 	"time"
 )
@@ -235,7 +236,9 @@ func (c *conn) look(at int64) bool {
 // doubts are what the watch has noted of a connection that kept it waiting.
 type doubts struct {
 	firstLook int64  // since when it looks suspect; 0: it does not
+	cutAt     int64  // since when it looks cut off; 0: it does not
 	opened    int64  // when another connection was opened since; 0: not yet
+	gone      bool   // that took long: the path was gone
 	asked     uint32 // how often this one had been asked in vain by then
 	askedAt   int64  // when it was seen to be asked again; 0: not yet
 	detoured  bool   // new requests go elsewhere because of it
@@ -276,10 +279,14 @@ func (d *doubts) refine(at int64, e *evidence) {
 // means that it has none.
 type keepAlive struct{ idle, count int }
 
+// backWait bounds how long a connection is waited for whose path is back. It is
+// not asked again before its timeout, which has doubled all the while.
+const backWait = 5 * time.Second
+
 // confirm lets a suspicion against c stand only if it holds over max(100 ms,
-// 3 RTT) and another connection can be had; see trial.go. It is death if that
-// one was opened at once. Otherwise the path was gone, and may be back: c has to
-// be asked once more, and to keep silent.
+// 3 RTT) and another connection can be had; see trial.go. It is death if that is
+// so, again, when c looks cut off. If the path was gone meanwhile, and is back,
+// c is to be asked once more, and to keep silent.
 func (c *conn) confirm(at int64, v livenessVerdict, k kernelInfo) livenessVerdict {
 	d := c.doubts
 	if d != nil && (v == alive || k.sinceACK < time.Duration(at-d.firstLook)) {
@@ -289,14 +296,26 @@ func (c *conn) confirm(at int64, v livenessVerdict, k kernelInfo) livenessVerdic
 		return v
 	}
 	if d.firstLook == 0 {
-		d.firstLook, d.opened, d.askedAt = at, 0, 0
+		d.firstLook, d.cutAt, d.opened, d.gone = at, 0, 0, false
+	}
+	since := d.firstLook
+	if v == cutOff {
+		if d.cutAt == 0 {
+			d.cutAt = at
+			d.gone = d.gone || d.opened == 0 && time.Duration(at-since) >= trialPrompt
+			if time.Duration(at-d.opened) > trialPrompt {
+				d.opened = 0 // it is old
+			}
+		}
+		since = d.cutAt
 	}
 	hold := max(watchTick, 3*k.rtt)
 	early := time.Duration(at-d.firstLook) < hold
 	asked := k.retransmits + k.probes
 	if d.opened == 0 {
-		d.opened = c.owner.Load().opened(c, d.firstLook-int64(suspectSilence), early)
-		d.asked = asked
+		d.opened = c.owner.Load().opened(c, since-int64(suspectSilence), early)
+		d.gone = d.gone || time.Duration(cmp.Or(d.opened, at)-since) >= trialPrompt
+		d.asked, d.askedAt = asked, 0
 	}
 	if d.askedAt == 0 && asked > d.asked {
 		d.askedAt = at
@@ -304,8 +323,9 @@ func (c *conn) confirm(at int64, v livenessVerdict, k kernelInfo) livenessVerdic
 	switch {
 	case d.opened == 0, early:
 		return silent
-	case v == cutOff && time.Duration(d.opened-d.firstLook) < trialPrompt,
-		v == cutOff && d.askedAt != 0 && time.Duration(at-d.askedAt) >= hold:
+	case v == cutOff && (!d.gone ||
+		d.askedAt != 0 && time.Duration(at-d.askedAt) >= max(hold, trialPrompt) || // it may be another path, and longer
+		time.Duration(at-d.opened) >= backWait):
 		return dead
 	}
 	return suspect

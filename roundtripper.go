@@ -87,6 +87,7 @@ func (t *Transport) send(a *attempt, req *http.Request) (*http.Response, error) 
 // CloseIdleConnections closes the base's idle connections, if it can.
 func (t *Transport) CloseIdleConnections() {
 	closeIdle(t.base)
+	t.trials.closeKept()
 	if rt := t.spare.transport.Load(); rt != nil {
 		rt.CloseIdleConnections()
 	}

@@ -2,9 +2,12 @@ package deadconn
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"net"
 	"net/http"
 	"sync"
+	"syscall"
 	"time"
 )
 
@@ -23,15 +26,23 @@ type trials struct {
 }
 
 type trial struct {
-	running bool
-	ended   int64
-	opened  int64    // when it last opened a connection; 0: never
+	running int      // how many dials are under way
+	began   int64    // when the last of them began
+	patient int64    // when the one began that may take long; 0: there is none
+	ended   int64    // when the last ended
+	opened  int64    // when it was last found that one can be had; 0: never
 	kept    net.Conn // that one, while nobody has taken it
 }
 
 const (
-	// trialTimeout ends a trial on a path that is gone: the next one may find
-	// it back earlier than the retransmissions of a SYN, which back off.
+	// trialPatience is how long a dial may take: a nameserver is down, or one
+	// address of several. It tells nothing if it takes longer: the dialer may
+	// wait for something else than the path. PINGs take as long.
+	trialPatience = defaultPingInterval + defaultPingTimeout
+
+	// trialTimeout is when another begins beside it, and how long that may
+	// take. It may find the path back earlier than the retransmissions of the
+	// first one's SYN, which back off.
 	trialTimeout = 3 * time.Second
 	trialEvery   = 500 * time.Millisecond
 
@@ -48,31 +59,39 @@ const (
 // a suspicion that may yet pass, as on a path with losses: it is no reason for
 // more than one dial in a while.
 func (t *Transport) opened(c *conn, since int64, early bool) int64 {
-	dial := t.dialerOf(c)
+	dial, addr := t.dialerOf(c)
 	if dial == nil {
 		return since // that cannot be found out
 	}
 	s, at := &t.trials, now()
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	tr := s.last[c.addr]
+	tr := s.last[addr]
 	switch {
 	case tr == nil:
-		tr = s.addLocked(c.addr, at)
+		tr = s.addLocked(addr, at)
 	case tr.opened != 0 && tr.opened > since:
 		return tr.opened
-	case tr.running, at-tr.ended < int64(trialEvery), early && at-tr.ended < int64(trialForget):
+	case tr.patient != 0 && at-tr.patient > int64(trialPatience):
+		return at // nor can it from a dialer that does not end with its context
+	case tr.running == 2, tr.running == 1 && at-tr.began < int64(trialTimeout), tr.ended != 0 && at-tr.ended < int64(trialEvery),
+		early && (tr.running > 0 || at-tr.ended < int64(trialForget)):
 		return 0
 	}
-	tr.running = true
+	tr.running++
+	tr.began = at
+	patient := tr.patient == 0
+	if patient {
+		tr.patient = at
+	}
 	keep := t.own != nil && !c.foreign && t.own.MaxConnsPerHost == 0
-	go s.run(tr, dial, c.addr, keep)
+	go s.run(tr, dial, addr, patient, keep)
 	return 0
 }
 
 func (s *trials) addLocked(addr string, at int64) *trial {
 	for a, tr := range s.last {
-		if !tr.running && at-tr.ended > int64(trialForget) {
+		if tr.running == 0 && at-tr.ended > int64(trialForget) {
 			delete(s.last, a)
 		}
 	}
@@ -84,71 +103,126 @@ func (s *trials) addLocked(addr string, at int64) *trial {
 	return tr
 }
 
-func (s *trials) run(tr *trial, dial dialFunc, addr string, keep bool) {
-	ctx, cancel := context.WithTimeout(context.Background(), trialTimeout)
-	defer cancel()
-	nc, err := dial(ctx, "tcp", addr)
+func (s *trials) run(tr *trial, dial dialFunc, addr string, patient, keep bool) {
+	timeout := trialTimeout
+	if patient {
+		timeout = trialPatience
+	}
+	nc, err := try(dial, addr, timeout)
 	s.mu.Lock()
-	tr.running, tr.ended = false, now()
-	if err != nil || nc == nil {
+	tr.running--
+	tr.ended = now()
+	if patient {
+		tr.patient = 0
+	}
+	if pathGone(err) && !(patient && err == context.DeadlineExceeded) {
 		s.mu.Unlock()
 		return
 	}
 	opened := tr.ended
 	tr.opened = opened
-	if keep {
+	if keep && nc != nil {
 		tr.kept, nc = nc, tr.kept
-		time.AfterFunc(trialKept, func() { s.drop(tr, opened) })
+		time.AfterFunc(trialKept, func() { closeAll(s.take(tr, opened)) })
 	}
 	s.mu.Unlock()
-	if nc != nil {
-		nc.Close() // not under the lock: who knows what was dialed
-	}
+	closeAll(nc) // not under the lock: who knows what was dialed
 }
 
-// drop closes what was opened then, unless somebody has taken it.
-func (s *trials) drop(tr *trial, opened int64) {
+// try dials. As by net/http, the context of a dial that has succeeded does not
+// end: the connection may be bound to it. Unlike there, it has no values of a
+// request; a dialer may miss them.
+func try(dial dialFunc, addr string, timeout time.Duration) (nc net.Conn, err error) {
+	ctx, cancel := context.WithCancel(context.Background())
+	defer time.AfterFunc(timeout, cancel).Stop()
+	defer func() {
+		if p := recover(); p != nil {
+			err = fmt.Errorf("panic: %v", p)
+		}
+		if nc == nil {
+			if ctx.Err() != nil {
+				err = context.DeadlineExceeded
+			}
+			cancel()
+		}
+	}()
+	return dial(ctx, "tcp", addr)
+}
+
+// pathGone reports whether err, of a dial, may come from a path that is gone.
+// Others say that somebody has answered, or tell of the dialer only.
+func pathGone(err error) bool {
+	var timeout interface{ Timeout() bool }
+	return contains[*net.DNSError](err) || errors.As(err, &timeout) && timeout.Timeout() ||
+		errors.Is(err, syscall.ENETUNREACH) || errors.Is(err, syscall.EHOSTUNREACH) || errors.Is(err, syscall.ENETDOWN)
+}
+
+// take takes what tr opened then, nil if somebody else has.
+func (s *trials) take(tr *trial, opened int64) net.Conn {
 	s.mu.Lock()
-	nc := tr.kept
-	if nc == nil || tr.opened != opened {
-		s.mu.Unlock()
-		return
+	defer s.mu.Unlock()
+	if tr.opened != opened {
+		return nil
 	}
+	nc := tr.kept
 	tr.kept = nil
+	return nc
+}
+
+// closeKept closes all that was opened and that nobody has taken.
+func (s *trials) closeKept() {
+	s.mu.Lock()
+	var kept []net.Conn
+	for _, tr := range s.last {
+		kept = append(kept, tr.kept)
+		tr.kept = nil
+	}
 	s.mu.Unlock()
-	nc.Close()
+	closeAll(kept...)
+}
+
+func closeAll(conns ...net.Conn) {
+	for _, nc := range conns {
+		if nc != nil {
+			nc.Close()
+		}
+	}
 }
 
 // dial dials for a transport of ours: what a trial has opened comes first.
 func (s *trials) dial(ctx context.Context, network, addr string) (net.Conn, error) {
 	s.mu.Lock()
-	tr := s.last[addr]
-	if tr == nil || tr.kept == nil {
-		s.mu.Unlock()
+	var nc net.Conn
+	if tr := s.last[addr]; tr != nil {
+		nc, tr.kept = tr.kept, nil
+	}
+	s.mu.Unlock()
+	if nc == nil {
 		return s.under(ctx, network, addr)
 	}
-	nc := tr.kept
-	tr.kept = nil
-	s.mu.Unlock()
+	if raw := rawSocket(nc); raw != nil && peerHungUp(raw) {
+		nc.Close() // a server does not wait for its client for ever
+		return s.under(ctx, network, addr)
+	}
 	return nc, nil
 }
 
-// dialerOf returns what dials connections such as c, nil if that is not known:
-// a TLS dialer of somebody else's, or a base that is none of net/http's.
-func (t *Transport) dialerOf(c *conn) dialFunc {
-	switch {
-	case c.addr == "":
-		return nil
-	case !c.foreign && t.own != nil:
-		return t.trials.under
-	case !c.foreign:
-		return underlying(new(http.Transport), c.reg)
+// dialerOf returns what dials connections such as c, and the address that it is
+// given; nil if that is not known: a TLS dialer of somebody else's, or a base
+// that is none of net/http's.
+func (t *Transport) dialerOf(c *conn) (dialFunc, string) {
+	if t.own != nil && !c.foreign {
+		return t.trials.under, c.addr
 	}
 	rt := transportBelow(t.base)
-	if rt == nil || rt.DialTLSContext != nil || rt.DialTLS != nil {
-		return nil
+	known := rt != nil && rt.DialTLSContext == nil && rt.DialTLS == nil
+	switch addr := c.wanted(); {
+	case known && addr != "":
+		return underlying(rt, new(Registry)), addr
+	case !c.foreign:
+		return underlying(new(http.Transport), c.reg), c.addr
 	}
-	return underlying(rt, new(Registry))
+	return nil, ""
 }
 
 // transportBelow returns net/http's transport below rt, or nil.

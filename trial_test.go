@@ -3,10 +3,11 @@ package deadconn
 import (
 	"context"
 	"crypto/tls"
-	"errors"
 	"io"
 	"net"
 	"net/http"
+	"sync"
+	"syscall"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -14,17 +15,35 @@ import (
 
 // trialNet is dialed in trials.
 type trialNet struct {
-	dials int
-	hangs bool
-	err   error
-	peer  net.Conn // of the last connection
+	mu     sync.Mutex
+	now    int // dials under way
+	most   int // of them, at once
+	dials  int
+	hangs  bool
+	panics bool
+	err    error
+	peer   net.Conn // of the last connection
+	ctx    context.Context
 }
 
 func (n *trialNet) dial(ctx context.Context, network, addr string) (net.Conn, error) {
+	n.mu.Lock()
 	n.dials++
+	n.ctx = ctx
+	n.now++
+	n.most = max(n.most, n.now)
+	n.mu.Unlock()
+	defer func() {
+		n.mu.Lock()
+		n.now--
+		n.mu.Unlock()
+	}()
 	if n.hangs {
 		<-ctx.Done()
 		return nil, ctx.Err()
+	}
+	if n.panics {
+		panic("no such value in the context")
 	}
 	if n.err != nil {
 		return nil, n.err
@@ -56,7 +75,7 @@ func TestTrial(t *testing.T) {
 					synctest.Wait()
 					return tr.opened(c, since, early) != 0
 				})
-				time.Sleep(time.Minute)
+				time.Sleep(2 * time.Hour)
 				if n.peer != nil && !n.closed() {
 					t.Error("the connection was left open")
 				}
@@ -72,8 +91,8 @@ func TestTrial(t *testing.T) {
 		}
 		for _, dials := range []int{1, 2} {
 			nc, err := tr.trials.dial(t.Context(), "tcp", addr)
-			if err != nil || n.dials != dials {
-				t.Errorf("%v, %d dials, want %d", err, n.dials, dials)
+			if err != nil || n.dials != dials || n.ctx.Err() != nil {
+				t.Errorf("%v, %d dials, want %d; its context: %v", err, n.dials, dials, n.ctx.Err())
 			}
 			nc.Close()
 		}
@@ -114,7 +133,7 @@ func TestTrial(t *testing.T) {
 		}
 	})
 	run("it fails", own, false, func(t *testing.T, n *trialNet, tr *Transport, opened func(bool) bool) {
-		n.err = errors.New("network is unreachable")
+		n.err = syscall.ENETUNREACH
 		if opened(false) || opened(false) || n.dials != 1 {
 			t.Errorf("%d dials at once", n.dials)
 		}
@@ -128,15 +147,53 @@ func TestTrial(t *testing.T) {
 	})
 	run("it hangs", own, false, func(t *testing.T, n *trialNet, tr *Transport, opened func(bool) bool) {
 		n.hangs = true
-		for range 10 {
-			if opened(false) || n.dials != 1 {
-				t.Fatalf("%d dials", n.dials)
-			}
-			time.Sleep(trialTimeout / 10)
+		start := time.Now()
+		for !opened(false) && time.Since(start) < time.Minute {
+			time.Sleep(trialEvery)
 		}
-		n.hangs = false
-		if time.Sleep(trialEvery); !opened(false) || n.dials != 2 {
+		if took := time.Since(start); took < trialPatience || took > trialPatience+time.Second || n.most != 2 {
+			t.Errorf("it tells nothing after %v; %d dials, %d at once", took, n.dials, n.most)
+		}
+	})
+	run("it hangs for a while", own, false, func(t *testing.T, n *trialNet, tr *Transport, opened func(bool) bool) {
+		n.hangs = true
+		opened(false)
+		time.Sleep(trialTimeout)
+		if n.hangs = false; !opened(false) || n.dials != 2 {
 			t.Errorf("%d dials", n.dials)
+		}
+	})
+	run("it never returns", func(b *http.Transport) *Transport {
+		back := make(chan struct{})
+		time.AfterFunc(time.Hour, func() { close(back) })
+		b.DialContext = func(context.Context, string, string) (net.Conn, error) {
+			<-back
+			return nil, nil
+		}
+		return own(b)
+	}, false, func(t *testing.T, n *trialNet, tr *Transport, opened func(bool) bool) {
+		for range 100 {
+			if opened(false) {
+				return
+			}
+			time.Sleep(trialTimeout)
+		}
+		t.Error("it is waited for for ever")
+	})
+	for name, provoke := range map[string]func(*trialNet){
+		"it fails for a reason of its own": func(n *trialNet) { n.err = syscall.EMFILE },
+		"it panics":                        func(n *trialNet) { n.panics = true },
+	} {
+		run(name, own, false, func(t *testing.T, n *trialNet, tr *Transport, opened func(bool) bool) {
+			if provoke(n); !opened(false) {
+				t.Error("that tells nothing of the path")
+			}
+		})
+	}
+	run("CloseIdleConnections", own, false, func(t *testing.T, n *trialNet, tr *Transport, opened func(bool) bool) {
+		opened(false)
+		if tr.CloseIdleConnections(); !n.closed() {
+			t.Error("still open")
 		}
 	})
 	run("what dials is not known", func(b *http.Transport) *Transport {
@@ -159,35 +216,53 @@ func (l layer) WrappedRoundTripper() http.RoundTripper { return l.RoundTripper }
 // connection's path too: it is asked again before it is given up.
 func TestConfirm(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		n := &trialNet{err: errors.New("network is unreachable")}
+		gone := syscall.ENETUNREACH
+		n := &trialNet{err: gone}
 		tr := Options{Base: &http.Transport{DialContext: n.dial, TLSClientConfig: new(tls.Config)}}.NewTransport()
 		c := &conn{addr: "example.test:443", reg: tr.reg, doubts: new(doubts)}
 		c.own(tr)
 		k := kernelInfo{known: true, retransmits: 4, sinceACK: time.Minute}
+		const tick, second = watchTick, time.Second
 		for i, step := range []struct {
+			wait time.Duration
 			v    livenessVerdict
 			do   func()
 			want livenessVerdict
 		}{
-			{suspect, nil, silent},                        // the first look
-			{suspect, nil, silent},                        // nothing can be dialed
-			{silent, nil, silent},                         // a retransmission may yet be answered
-			{cutOff, func() { n.err = nil }, silent},      // now it can, and is
-			{cutOff, nil, suspect},                        // it has not been asked since
-			{cutOff, func() { k.retransmits++ }, suspect}, // now it is
-			{cutOff, nil, dead},                           // and was silent
-			{alive, nil, alive},
-			{cutOff, nil, silent}, // another silence, too soon for another trial at once
-			{cutOff, nil, silent}, // but here is one
-			{cutOff, nil, dead},   // and the path is there
+			{0, suspect, nil, silent},                               // the first look
+			{tick, suspect, nil, silent},                            // nothing can be dialed
+			{second, silent, nil, silent},                           // a retransmission may yet be answered
+			{tick, cutOff, func() { n.err = nil }, silent},          // now one can be dialed, and is
+			{tick, cutOff, nil, suspect},                            // c has not been asked since
+			{tick, cutOff, func() { k.retransmits++ }, suspect},     // now it is
+			{tick, cutOff, nil, suspect},                            // it may answer yet
+			{second, cutOff, nil, dead},                             // and was silent
+			{tick, alive, nil, alive},                               //
+			{tick, suspect, nil, silent},                            // another silence, too soon for a trial at once
+			{tick, suspect, nil, silent},                            // but here is one
+			{tick, suspect, nil, suspect},                           // the path is there
+			{2 * second, cutOff, func() { n.err = gone }, silent},   // and now, is it?
+			{second, cutOff, func() { n.err = nil }, silent},        //
+			{tick, cutOff, nil, suspect},                            // it was not
+			{backWait, cutOff, nil, dead},                           // c is not asked again in time
+			{tick, alive, nil, alive},                               //
+			{trialForget, suspect, func() { n.err = gone }, silent}, // a path that is back
+			{second, suspect, func() { n.err = nil }, silent},       // before c looks cut off
+			{tick, suspect, nil, suspect},                           //
+			{tick, cutOff, nil, suspect},                            // is the path's all the same
+			{tick, alive, nil, alive},                               //
+			{trialForget, suspect, nil, silent},                     // another silence, with a trial at once
+			{tick, suspect, nil, suspect},                           //
+			{2 * second, cutOff, nil, silent},                       // and another
+			{tick, cutOff, nil, dead},                               // the path is there
 		} {
+			time.Sleep(step.wait)
 			if step.do != nil {
 				step.do()
 			}
 			if got := c.confirm(now(), step.v, k); got != step.want {
 				t.Fatalf("step %d: %v, want %v", i, got, step.want)
 			}
-			time.Sleep(trialEvery + time.Millisecond)
 			synctest.Wait()
 		}
 		time.Sleep(trialKept)
