@@ -2,17 +2,24 @@ package deadconn
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"io"
+	"math/rand/v2"
 	"net"
+	"net/http"
 	"net/url"
 	"os"
 	"reflect"
 	"slices"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"github.com/hashicorp/go-multierror"
 	"golang.org/x/net/http2"
@@ -29,6 +36,488 @@ func (s *script) next(n int) int {
 	b := (*s)[0]
 	*s = (*s)[1:]
 	return int(b) % n
+}
+
+// fuzzBubble runs f in a bubble. To wait for a lock does not count as waiting
+// there, so that a deadlock would last until the test's end.
+func fuzzBubble(t *testing.T, f func(t *testing.T)) {
+	stuck := time.AfterFunc(time.Minute, func() { panic("deadlock") })
+	defer stuck.Stop()
+	synctest.Test(t, f)
+}
+
+// FuzzEviction shows what evict.go promises, in any order of what may befall
+// connections: each is closed and told of once, by whoever comes first, and
+// what is closed takes nothing more.
+func FuzzEviction(f *testing.F) {
+	for _, s := range []string{
+		"",
+		"\x00\x00\x01\x00\x00\x01\x00\x00", // evicted twice
+		"\x07\xff\x01\x00\x00\x03\x00\x00\x01\x01\x00\x02\x00\x00\x03\x01\x00\x00\x03\x01\x04\x00", // by all at once
+		"\x03\x55\x07\x00\x00\x07\x01\x00\x00\x00\x04\x01\x00\x00\x03\x01\x00",                     // stalled, for the watch
+		"\x05\x33\x04\x00\x00\x05\x01\x00\x08\x02\x00\x0b\x00\x00\x0b\x01\x00\x00\x00\x01\x02\x02", // dead by its own I/O
+		"\x07\x0f\x01\x02\x00\x01\x03\x00\x01\x02\x01\x00\x00\x03\x01\x02\x00\x01\x03\x10\x03\x02", // somebody else's
+		"\x07\xf0\x0a\x00\x00\x0a\x00\x10\x01\x00\x10\x09\x00\x00\x03\x00\x20\x02\x00\x00\x06\x00", // waited for
+	} {
+		f.Add([]byte(s))
+	}
+	rnd := rand.NewChaCha8([32]byte{})
+	for i := range 25 {
+		b := make([]byte, 20+i*12)
+		rnd.Read(b)
+		f.Add(b)
+	}
+	f.Fuzz(func(t *testing.T, b []byte) {
+		s := script(b[:min(len(b), 400)])
+		fuzzBubble(t, func(t *testing.T) { newEvictions(t, &s).run(&s) })
+	})
+}
+
+// evictions is a Registry, and all that may befall its connections.
+type evictions struct {
+	t         *testing.T
+	reg       Registry
+	own, wrap *Transport
+	conns     []*victim
+	ours      int  // how many are tracked
+	reenters  bool // the hooks call back
+
+	round, background sync.WaitGroup
+}
+
+// A victim is a connection, and what was done to it.
+type victim struct {
+	e      *evictions
+	socket *fuzzSocket
+	layer  *fuzzLayer // around socket; nil: none
+	peer   net.Conn
+	seen   net.Conn      // what httptrace would show, if somebody else has dialed it
+	turn   chan struct{} // taken by the one that writes
+
+	mu     sync.Mutex
+	conns  map[*conn]*death // guarded by mu; more than one only if somebody else has dialed it
+	blamed bool             // guarded by mu; it may be told of
+	told   []Autopsy        // guarded by mu
+	ended  int              // guarded by mu; how often that was told
+}
+
+// fuzzSocket is one end of a pipe, with the errors of a socket.
+type fuzzSocket struct {
+	net.Conn
+	addr   *net.TCPAddr // its identity
+	slow   bool         // Close takes its time
+	gone   chan struct{}
+	once   sync.Once
+	closes atomic.Int32 // how often Close was called
+	users  atomic.Int32 // how often of these by its user
+
+	fails, stalls atomic.Bool // its writes
+}
+
+func (s *fuzzSocket) LocalAddr() net.Addr  { return s.addr }
+func (s *fuzzSocket) RemoteAddr() net.Addr { return s.addr }
+
+func (s *fuzzSocket) isClosed() bool {
+	select {
+	case <-s.gone:
+		return true
+	default:
+		return false
+	}
+}
+
+func (s *fuzzSocket) Close() error {
+	s.closes.Add(1)
+	if s.slow {
+		time.Sleep(time.Millisecond)
+	}
+	err := net.ErrClosed
+	s.once.Do(func() {
+		close(s.gone)
+		err = s.Conn.Close()
+	})
+	return err
+}
+
+func (s *fuzzSocket) Read(p []byte) (int, error) {
+	n, err := s.Conn.Read(p)
+	if err != nil && s.isClosed() {
+		err = s.opError("read", net.ErrClosed)
+	}
+	return n, err
+}
+
+func (s *fuzzSocket) Write(p []byte) (n int, err error) {
+	if s.stalls.Load() {
+		<-s.gone
+	}
+	if !s.isClosed() && !s.fails.Load() {
+		n, err = s.Conn.Write(p)
+	}
+	switch {
+	case s.isClosed() && n < len(p):
+		return n, s.opError("write", net.ErrClosed)
+	case n < len(p) || err != nil:
+		return n, s.opError("write", syscall.EPIPE)
+	}
+	return n, nil
+}
+
+func (s *fuzzSocket) opError(op string, err error) error {
+	return &net.OpError{Op: op, Net: "tcp", Source: s.addr, Addr: s.addr, Err: err}
+}
+
+// fuzzLayer is a user's own wrapper, which has to be closed too.
+type fuzzLayer struct {
+	net.Conn
+	closed atomic.Bool
+}
+
+func (l *fuzzLayer) NetConn() net.Conn { return l.Conn }
+
+func (l *fuzzLayer) Close() error {
+	l.closed.Store(true)
+	return l.Conn.Close()
+}
+
+func newEvictions(t *testing.T, s *script) *evictions {
+	e := &evictions{t: t}
+	n := 1 + s.next(8)
+	flags := s.next(256)
+	e.reenters = flags&1 != 0
+	hooks := &Hooks{ConnTracked: func(ConnTrackedInfo) { e.reenter() }, ConnEvicted: e.tellEvicted, ConnClosed: e.tellClosed}
+	e.own = Options{Base: new(http.Transport), Registry: &e.reg, Hooks: hooks}.NewTransport()
+	e.wrap = Options{Registry: &e.reg, Hooks: hooks}.Wrap(new(http.Transport)).(*Transport)
+	for i := range n {
+		here, there := net.Pipe()
+		v := &victim{e: e, peer: there, conns: make(map[*conn]*death), turn: make(chan struct{}, 1)}
+		v.socket = &fuzzSocket{Conn: here, addr: &net.TCPAddr{Port: i}, gone: make(chan struct{}), slow: flags>>(i%4)&2 != 0}
+		e.conns = append(e.conns, v)
+		e.background.Go(func() { io.Copy(io.Discard, there) })
+		switch flags >> (i % 5) & 7 {
+		case 1:
+			v.seen = v.socket
+			continue
+		case 2:
+			v.seen = tls.Client(v.socket, &tls.Config{ServerName: "example.test"})
+			continue
+		}
+		nc := net.Conn(v.socket)
+		if i%2 == 1 {
+			v.layer = &fuzzLayer{Conn: nc}
+			nc = v.layer
+		}
+		var owner *Transport // nil: nobody uses it yet
+		if i != 3 {
+			owner = e.own
+			e.ours++
+		}
+		c := e.reg.track(nc, "example.test:443", owner)
+		if i%4 != 2 {
+			c.proto.Store(uint32(isHTTP2))
+		}
+		if i%3 != 1 {
+			c.shakenRead.Store(1)
+			c.read.Store(1000) // proven
+		}
+		v.conns[c] = nil
+	}
+	return e
+}
+
+// run does what s says, many things at once up to the end of each round.
+func (e *evictions) run(s *script) {
+	for len(*s) > 0 {
+		what, v, how := s.next(13), e.conns[s.next(len(e.conns))], s.next(256)
+		if what == 0 {
+			e.endRound([]time.Duration{0, time.Millisecond, 150 * time.Millisecond, time.Second, 30 * time.Second}[how%5])
+			continue
+		}
+		group := &e.round
+		if what == 7 || what == 8 {
+			group = &e.background // they last as long as the connection
+		}
+		group.Go(func() {
+			time.Sleep([]time.Duration{0, 0, time.Millisecond, 20 * time.Millisecond}[how>>4%4])
+			if v.seen != nil {
+				v.befallForeign(what, how)
+			} else {
+				v.befall(what, how)
+			}
+			v.check()
+		})
+	}
+	e.endRound(0)
+	// The HTTP layer lets go of them all.
+	for _, v := range e.conns {
+		if c := v.own(); c != nil {
+			c.Close()
+		} else {
+			v.userCloses()
+		}
+		v.peer.Close()
+	}
+	e.background.Wait()
+	time.Sleep(2 * time.Second) // for the watch to see, and the hooks to tell
+	synctest.Wait()
+	e.checkAll()
+}
+
+func (e *evictions) endRound(wait time.Duration) {
+	e.round.Wait()
+	time.Sleep(wait)
+	synctest.Wait()
+	open := 0
+	for _, v := range e.conns {
+		v.check()
+		c := v.own()
+		if c == nil {
+			continue
+		}
+		if !c.closed.Load() {
+			open++
+		}
+		if c.evicted.Load() || c.closed.Load() {
+			if v.socket.closes.Load() == 0 {
+				e.t.Errorf("%v was evicted or closed, and nobody closes its socket", v)
+			}
+		} else if v.socket.closes.Load() > 0 {
+			e.t.Errorf("%v was closed, and nobody says so", v)
+		}
+	}
+	if n := e.reg.Len(); n != open {
+		e.t.Errorf("Len() = %d, want %d", n, open)
+	}
+}
+
+func (v *victim) String() string { return fmt.Sprintf("connection %d", v.socket.addr.Port) }
+
+func (v *victim) userCloses() {
+	v.socket.users.Add(1)
+	v.socket.Close()
+}
+
+// own returns the conn of a connection of ours, else nil.
+func (v *victim) own() *conn {
+	if v.seen != nil {
+		return nil
+	}
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	for c := range v.conns {
+		return c
+	}
+	return nil
+}
+
+var fuzzKinds = []Kind{KindClosed, KindReset, KindEOF, KindLost, KindGoAway, KindProtocol}
+
+func (v *victim) blame() {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	v.blamed = true
+}
+
+func (v *victim) befall(what, how int) {
+	c := v.own()
+	kind := fuzzKinds[how%len(fuzzKinds)]
+	switch what {
+	case 1:
+		v.blame()
+		c.evict(kind, errors.New("evicted"))
+	case 2:
+		if err := v.e.reg.CloseAll(); err != nil {
+			v.e.t.Error(err)
+		}
+	case 3:
+		c.Close()
+	case 4:
+		v.peer.Close()
+		c.Read(make([]byte, 10))
+	case 5:
+		v.socket.fails.Store(true)
+		v.write(c)
+	case 6:
+		v.write(c)
+	case 7:
+		v.blame() // the watch evicts it
+		v.socket.stalls.Store(true)
+		v.write(c)
+	case 8:
+		c.Read(make([]byte, 10))
+	case 9:
+		v.e.lookAround()
+	case 10:
+		c.awaitRelease(v.e.t.Context())
+	case 11: // as of a request that lands on it
+		if d := c.fate.Load(); d != nil {
+			c.shut(d.kind, d.err)
+		}
+	case 12:
+		c.doom(kind, errors.New("doomed"))
+	}
+}
+
+// befallForeign is about a connection that somebody else has dialed.
+func (v *victim) befallForeign(what, how int) {
+	switch what {
+	case 2, 9, 10:
+		v.e.lookAround()
+		return
+	case 3:
+		v.userCloses()
+		return
+	}
+	c := v.e.reg.adopt(v.seen, "", v.e.wrap) // as gotConn does
+	v.mu.Lock()
+	if _, ok := v.conns[c]; !ok {
+		v.conns[c] = nil
+	}
+	v.mu.Unlock()
+	c.wrote.Add(1)
+	c.wait(now())
+	time.Sleep(time.Duration(how%8) * 10 * time.Millisecond)
+	if what == 1 || what == 5 {
+		v.blame()
+		c.evict(fuzzKinds[how%len(fuzzKinds)], errors.New("evicted"))
+	}
+}
+
+// write writes to c, if nobody else does.
+func (v *victim) write(c *conn) {
+	select {
+	case v.turn <- struct{}{}:
+		defer func() { <-v.turn }()
+	default:
+		return
+	}
+	shut := c.isShut()
+	n, err := c.Write([]byte("some bytes"))
+	if shut && (n > 0 || err == nil) {
+		v.e.t.Errorf("%d bytes could be written to what is shut", n)
+	}
+	if err != nil && c.evicted.Load() && shut && !errors.Is(err, net.ErrClosed) {
+		v.e.t.Errorf("an evicted connection says %v", err)
+	}
+}
+
+// check looks at what has to hold at any time.
+func (v *victim) check() {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	for c, was := range v.conns {
+		if c.isShut() && !v.socket.isClosed() {
+			v.e.t.Errorf("%v is shut, and its socket is open", v)
+		}
+		d := c.fate.Load()
+		if was != nil && d != was {
+			v.e.t.Errorf("%v died of %v, and then of %v", v, was, d)
+		}
+		v.conns[c] = d
+	}
+}
+
+// lookAround calls all that may be called at any time.
+func (e *evictions) lookAround() {
+	e.reg.Len()
+	for _, tr := range []*Transport{e.own, e.wrap} {
+		tr.Stats()
+		tr.Connections(0)
+		tr.Autopsies()
+	}
+}
+
+// reenter is what a hook may do.
+func (e *evictions) reenter() {
+	if !e.reenters {
+		return
+	}
+	e.lookAround()
+	e.reg.CloseAll()
+	e.own.CloseConnections()
+}
+
+func (e *evictions) tellEvicted(info ConnEvictedInfo) {
+	v := e.conns[info.LocalAddr.(*net.TCPAddr).Port]
+	v.mu.Lock()
+	v.told = append(v.told, info.Autopsy)
+	v.mu.Unlock()
+	e.reenter()
+}
+
+func (e *evictions) tellClosed(info ConnClosedInfo) {
+	v := e.conns[info.LocalAddr.(*net.TCPAddr).Port]
+	v.mu.Lock()
+	v.ended++
+	v.mu.Unlock()
+	e.reenter()
+}
+
+// checkAll looks at what is left when all is over.
+func (e *evictions) checkAll() {
+	told := make(map[*Transport]int64)
+	inRing := make(map[*conn]int)
+	for _, c := range e.reg.failed {
+		if c != nil {
+			inRing[c]++
+		}
+	}
+	for _, v := range e.conns {
+		v.check()
+		tr := e.own
+		if v.seen != nil {
+			tr = e.wrap
+		}
+		var reported, evicted, ended int
+		for c, d := range v.conns {
+			if c.reported.Load() {
+				reported++
+			}
+			if c.evicted.Load() {
+				evicted++
+			}
+			if (inRing[c] == 1) != (d != nil) || inRing[c] > 1 {
+				e.t.Errorf("%v died of %v, and is %d times among those that failed", v, d, inRing[c])
+			}
+			if evicted > 0 && (!v.socket.isClosed() || v.layer != nil && !v.layer.closed.Load()) {
+				e.t.Errorf("%v was evicted, and is open", v)
+			}
+			if tr == e.own && c.owner.Load() != nil {
+				ended = 1
+			}
+		}
+		closes := int(v.socket.closes.Load() - v.socket.users.Load()) // by us
+		told[tr] += int64(len(v.told))
+		switch {
+		case (len(v.told) > 0) != (reported > 0) || len(v.told) > reported || reported > 0 && !v.blamed:
+			e.t.Errorf("%v was told of %d times, by %d conns, blamed: %v", v, len(v.told), reported, v.blamed)
+		case v.ended != ended:
+			e.t.Errorf("%v: its end was told %d times", v, v.ended)
+		case tr == e.wrap && (closes > evicted || closes < min(evicted, 1)):
+			e.t.Errorf("%v was closed %d times, for %d evictions", v, closes, evicted)
+		case tr == e.own && v.layer == nil && closes != 1+evicted:
+			e.t.Errorf("%v was closed %d times", v, closes)
+		}
+		for _, a := range v.told {
+			if c := v.own(); c != nil && (a.Cause != v.conns[c].kind || a.Err != v.conns[c].err) {
+				e.t.Errorf("%v died of %v, and was told to have died of %v", v, v.conns[c], a.Err)
+			}
+		}
+	}
+	for tr, n := range told {
+		s := tr.Stats()
+		if s.Evicted != n || s.HooksDropped != 0 || len(tr.Autopsies()) != int(n) || s.Open != 0 || len(tr.Connections(0)) != 0 {
+			e.t.Errorf("%d evictions told, and the end is %+v", n, s)
+		}
+	}
+	if n := e.own.Stats().Dialed; n != int64(e.ours) {
+		e.t.Errorf("%d dialed, want %d", n, e.ours)
+	}
+	foreign := 0
+	e.reg.foreign.Range(func(any, any) bool { foreign++; return true })
+	if foreign != 0 || e.reg.n != 0 || e.reg.live.next != nil && e.reg.live.next != &e.reg.live || e.reg.watching.Load() {
+		e.t.Errorf("%d foreign connections and %d of ours are left, watched: %v", foreign, e.reg.n, e.reg.watching.Load())
+	}
 }
 
 // FuzzRetryError shows that a RetryError of any two errors says no more and no
