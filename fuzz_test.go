@@ -23,19 +23,42 @@ import (
 
 	"github.com/hashicorp/go-multierror"
 	"golang.org/x/net/http2"
+
+	"github.com/deadconn/deadconn/internal/faultnet"
 )
 
-// A script is fuzz input read as decisions. When it is at its end all are 0.
-type script []byte
+// A script is fuzz input read as decisions: those that are written down, and
+// then some that are drawn. Inputs are short by that, which the fuzzer would
+// try to shorten for longer than it tries new ones.
+type script struct {
+	written []byte
+	rnd     *rand.Rand
+	drawn   int // how many are left
+}
 
-// next returns a number below n, which is at most 256.
-func (s *script) next(n int) int {
-	if len(*s) == 0 {
-		return 0
+// newScript has at most that many drawn, none if seed is 0.
+func newScript(written []byte, seed uint64, most int) *script {
+	s := &script{written: written[:min(len(written), 40)], rnd: rand.New(rand.NewPCG(seed, 0))}
+	if seed != 0 {
+		s.drawn = s.rnd.IntN(most)
 	}
-	b := (*s)[0]
-	*s = (*s)[1:]
-	return int(b) % n
+	return s
+}
+
+func (s *script) more() bool { return len(s.written)+s.drawn > 0 }
+
+// next returns a number below n, which is at most 256: 0 if there is none.
+func (s *script) next(n int) int {
+	switch {
+	case len(s.written) > 0:
+		b := s.written[0]
+		s.written = s.written[1:]
+		return int(b) % n
+	case s.drawn > 0:
+		s.drawn--
+		return s.rnd.IntN(n)
+	}
+	return 0
 }
 
 // fuzzBubble runs f in a bubble. To wait for a lock does not count as waiting
@@ -59,17 +82,14 @@ func FuzzEviction(f *testing.F) {
 		"\x07\x0f\x01\x02\x00\x01\x03\x00\x01\x02\x01\x00\x00\x03\x01\x02\x00\x01\x03\x10\x03\x02", // somebody else's
 		"\x07\xf0\x0a\x00\x00\x0a\x00\x10\x01\x00\x10\x09\x00\x00\x03\x00\x20\x02\x00\x00\x06\x00", // waited for
 	} {
-		f.Add([]byte(s))
+		f.Add([]byte(s), uint64(0))
 	}
-	rnd := rand.NewChaCha8([32]byte{})
-	for i := range 25 {
-		b := make([]byte, 20+i*12)
-		rnd.Read(b)
-		f.Add(b)
+	for seed := range uint64(40) {
+		f.Add([]byte{}, seed)
 	}
-	f.Fuzz(func(t *testing.T, b []byte) {
-		s := script(b[:min(len(b), 400)])
-		fuzzBubble(t, func(t *testing.T) { newEvictions(t, &s).run(&s) })
+	f.Fuzz(func(t *testing.T, written []byte, seed uint64) {
+		s := newScript(written, seed, 400)
+		fuzzBubble(t, func(t *testing.T) { newEvictions(t, s).run(s) })
 	})
 }
 
@@ -227,7 +247,7 @@ func newEvictions(t *testing.T, s *script) *evictions {
 
 // run does what s says, many things at once up to the end of each round.
 func (e *evictions) run(s *script) {
-	for len(*s) > 0 {
+	for s.more() {
 		what, v, how := s.next(13), e.conns[s.next(len(e.conns))], s.next(256)
 		if what == 0 {
 			e.endRound([]time.Duration{0, time.Millisecond, 150 * time.Millisecond, time.Second, 30 * time.Second}[how%5])
@@ -584,9 +604,9 @@ func FuzzRetryError(f *testing.F) {
 	})
 }
 
-// errorTree makes an error out of tree, a node a byte, all of them with text.
-func errorTree(tree script, text string) error {
-	tree = tree[:min(len(tree), maxErrors/8)]
+// errorTree makes an error of that shape, a node a byte, all of them with text.
+func errorTree(shape []byte, text string) error {
+	tree := newScript(shape, 0, 0) // less than maxErrors nodes
 	var node func(depth int) error
 	node = func(depth int) error {
 		kind := tree.next(20)
@@ -656,5 +676,368 @@ func sameAs[E error](t *testing.T, err error) {
 	found := slices.ContainsFunc(err.(interface{ Unwrap() []error }).Unwrap(), func(e error) bool { return errors.As(e, &want) })
 	if ok != found || ok && !sameError(got, want) {
 		t.Errorf("errors.As(%q, %T) = %v, %v, want %v, %v", err, got, got, ok, want, found)
+	}
+}
+
+// FuzzMergedDials shows what dial.go promises, whatever comes of the dials and
+// whenever their callers leave: every caller ends, none sees how dials are
+// merged or a failure from before its time, no dial is made that another makes
+// needless, and nothing is left behind.
+func FuzzMergedDials(f *testing.F) {
+	faultnet.ClientCert() // made once, outside of any bubble
+	for _, s := range []string{
+		"",
+		"\x00\x00\x00\x00\x00\x04\x00\x00\x00\x00",
+		"\x00\x01\x02\x00\x00\x00",
+	} {
+		f.Add([]byte(s), uint64(0))
+	}
+	for seed := range uint64(60) {
+		f.Add([]byte{}, seed)
+	}
+	f.Fuzz(func(t *testing.T, written []byte, seed uint64) {
+		s := newScript(written, seed, 120)
+		fuzzBubble(t, func(t *testing.T) { newDialing(t, s).run(s) })
+	})
+}
+
+// dialing is a Transport with requests under way, over dials that come to what
+// a script says.
+type dialing struct {
+	t       *testing.T
+	tr      *Transport
+	d       *dialer           // tr's
+	servers [2]*dialMemServer // by HTTP/1 alone and by HTTP/2
+	plans   []dialPlan        // one a dial, and then again from the start
+
+	mu       sync.Mutex
+	calm     bool                 // guarded by mu; from now on each dial succeeds at once
+	dials    []*fuzzDial          // guarded by mu
+	troubled map[string]bool      // guarded by mu; addresses where something was not as it should be
+	http1    map[string]time.Time // guarded by mu; when HTTP/1 was spoken there last
+}
+
+// dialPlan is what comes of a dial, and when.
+type dialPlan struct {
+	wait  time.Duration
+	end   dialEnd
+	lives time.Duration // 0: for good
+	death int
+}
+
+type dialEnd int
+
+const (
+	endHTTP2 dialEnd = iota
+	endHTTP1
+	endSlow // for as long as it waits, too
+	endFailed
+	endHangs   // until its context ends
+	endNothing // (nil, nil), as a bad dialer would
+	endRefused // in the handshake
+	endSilent
+)
+
+// fuzzDial is a dial that was made.
+type fuzzDial struct {
+	addr   string
+	began  time.Time
+	dialed bool // guarded by dialing.mu
+}
+
+// fuzzDialError is how a dial failed.
+type fuzzDialError struct {
+	addr string
+	at   time.Time
+}
+
+func (e *fuzzDialError) Error() string { return "no connection to " + e.addr }
+
+func newDialing(t *testing.T, s *script) *dialing {
+	x := &dialing{t: t, troubled: make(map[string]bool), http1: make(map[string]time.Time)}
+	answer := func(w http.ResponseWriter, r *http.Request) {
+		d, _ := time.ParseDuration(r.URL.RawQuery)
+		time.Sleep(d)
+	}
+	x.servers = [2]*dialMemServer{newDialMemServer(answer, false), newDialMemServer(answer, true)}
+	cfg := dialMemTLS()
+	cfg.CurvePreferences = []tls.CurveID{tls.X25519} // the fastest
+	flags := s.next(256)
+	base := &http.Transport{DialContext: x.dial, TLSClientConfig: cfg, ForceAttemptHTTP2: true, TLSHandshakeTimeout: 10 * time.Second}
+	if flags%8 == 7 {
+		base.MaxConnsPerHost = 1 + flags/8%2
+	}
+	x.tr = Options{Base: base}.NewTransport()
+	// As dialOwn does, to have it at hand.
+	x.d = &dialer{reg: x.tr.reg, owner: x.tr, transport: x.tr.own, under: x.tr.trials.dial}
+	x.tr.own.DialContext, x.tr.own.DialTLSContext = x.d.dialContext, x.dialTLS
+	for range 1 + s.next(12) {
+		what, wait := s.next(256), time.Duration(s.next(256))*time.Millisecond
+		p := dialPlan{wait: wait, end: []dialEnd{
+			endHTTP2, endHTTP2, endHTTP2, endHTTP2, endHTTP1, endSlow, endFailed, endFailed, endHangs, endNothing, endRefused, endSilent,
+		}[what%12]}
+		if wait > 200*time.Millisecond {
+			p.wait *= 3 // stalled
+		}
+		if what/12%4 == 0 {
+			p.lives, p.death = time.Duration(1+s.next(256))*time.Millisecond, s.next(5)
+		}
+		x.plans = append(x.plans, p)
+	}
+	return x
+}
+
+// dialTLS keeps net/http waiting until the handshake is done. It would run it
+// too, and wait for a lock, so that the time in the bubble stood still.
+func (x *dialing) dialTLS(ctx context.Context, network, addr string) (net.Conn, error) {
+	nc, err := x.d.dialTLSContext(ctx, network, addr)
+	if err != nil || nc == nil {
+		return nc, err
+	}
+	c := tracked(nc)
+	for c.shakenRead.Load() == 0 && !c.closed.Load() && ctx.Err() == nil {
+		select {
+		case <-c.Conn.(*fuzzConn).moved:
+		case <-ctx.Done():
+		}
+		time.Sleep(1) // until nothing moves any more
+	}
+	return nc, nil
+}
+
+// fuzzConn is what a dial returns.
+type fuzzConn struct {
+	*faultnet.Conn
+	dial    *fuzzDial
+	moved   chan struct{} // has a token when something was read or written
+	refused func() error  // nil: it is not
+}
+
+func (c *fuzzConn) Read(p []byte) (int, error) {
+	defer c.move()
+	if c.refused != nil {
+		select {
+		case <-time.After(5 * time.Millisecond):
+			return 0, c.refused()
+		case <-c.ClosedChan():
+		}
+	}
+	return c.Conn.Read(p)
+}
+
+func (c *fuzzConn) Write(p []byte) (int, error) {
+	defer c.move()
+	return c.Conn.Write(p)
+}
+
+func (c *fuzzConn) move() {
+	select {
+	case c.moved <- struct{}{}:
+	default:
+	}
+}
+
+// NetConn is hidden: what is below is no socket.
+func (c *fuzzConn) NetConn() net.Conn { return nil }
+
+// dial is what the user's dialer does.
+func (x *dialing) dial(ctx context.Context, _, addr string) (net.Conn, error) {
+	x.mu.Lock()
+	p := x.plans[len(x.dials)%len(x.plans)]
+	if x.calm {
+		p = dialPlan{}
+	}
+	me := &fuzzDial{addr: addr, began: time.Now()}
+	x.needlessLocked(me)
+	x.dials = append(x.dials, me)
+	if p.end == endHTTP1 {
+		x.http1[addr] = me.began
+	}
+	x.mu.Unlock()
+	defer func() {
+		x.mu.Lock()
+		defer x.mu.Unlock()
+		me.dialed = true
+	}()
+
+	if p.end == endHangs {
+		p.wait = 30 * time.Second // as long as net/http's default
+	}
+	select {
+	case <-time.After(p.wait):
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+	switch p.end {
+	case endFailed, endHangs:
+		return nil, x.failure(addr)
+	case endNothing:
+		x.trouble(addr)
+		return nil, nil
+	}
+	server := x.servers[1]
+	if p.end == endHTTP1 {
+		server = x.servers[0]
+	}
+	here, there := net.Pipe()
+	select {
+	case server.conns <- there:
+	case <-server.done:
+		return nil, syscall.ECONNREFUSED
+	}
+	c := &fuzzConn{Conn: faultnet.NewConn(here), dial: me, moved: make(chan struct{}, 1)}
+	switch p.end {
+	case endRefused:
+		c.refused = func() error { return x.failure(addr) }
+	case endSilent:
+		x.trouble(addr)
+		c.Blackhole()
+	case endSlow:
+		c.HoldWrites()
+		time.AfterFunc(p.wait, c.Heal)
+	}
+	if p.lives > 0 {
+		time.AfterFunc(p.lives, func() {
+			x.trouble(addr)
+			switch p.death {
+			case 0:
+				c.Reset()
+			case 1:
+				c.FailWrites(syscall.EPIPE)
+			case 2:
+				c.Blackhole()
+			case 3:
+				c.CloseUnderneath()
+			case 4:
+				there.Close()
+			}
+		})
+	}
+	return c, nil
+}
+
+func (x *dialing) failure(addr string) error {
+	x.trouble(addr)
+	return &fuzzDialError{addr, time.Now()}
+}
+
+// trouble notes that requests to addr may fail from now on.
+func (x *dialing) trouble(addr string) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	x.troubled[addr] = true
+}
+
+// needlessLocked endFailed the test if another dial or handshake to the same
+// address is under way, and has not kept anybody waiting for long. Where
+// HTTP/1 was spoken each request dials.
+func (x *dialing) needlessLocked(me *fuzzDial) {
+	if _, ok := x.http1[me.addr]; ok {
+		return
+	}
+	// A dial may first wait for the connection before it to settle.
+	const young = stalledDial - settleWait - 2*settleMore
+	for _, other := range x.dials {
+		if age := me.began.Sub(other.began); other.addr == me.addr && !other.dialed && age < young {
+			x.t.Errorf("a dial beside one that is %v old", age)
+		}
+	}
+	r := x.tr.reg
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for c := r.live.next; c != nil && c != &r.live; c = c.next {
+		age := me.began.Sub(c.Conn.(*fuzzConn).dial.began)
+		if c.addr == me.addr && c.shakenRead.Load() == 0 && !c.dead() && !c.closed.Load() && age < young {
+			x.t.Errorf("a dial beside a handshake that is %v old", age)
+		}
+	}
+}
+
+// run sends the requests that s says, and ends them all.
+func (x *dialing) run(s *script) {
+	var callers sync.WaitGroup
+	for s.more() {
+		what, at := s.next(256), time.Duration(s.next(256))*2*time.Millisecond
+		leaves := time.Minute
+		if what%4 == 3 {
+			leaves = time.Duration(1+s.next(256)) * 2 * time.Millisecond
+		}
+		callers.Go(func() {
+			time.Sleep(at)
+			switch what % 32 {
+			case 30:
+				x.tr.CloseIdleConnections()
+			case 31:
+				x.trouble("127.0.0.1:443")
+				x.trouble("127.0.0.1:444")
+				x.tr.CloseConnections()
+			default:
+				x.call(what, leaves)
+			}
+		})
+	}
+	callers.Wait()
+	time.Sleep(time.Minute) // the dials that nobody waits for any more
+	// Whatever was: once all is well, a request takes one dial and no time.
+	x.tr.CloseConnections()
+	synctest.Wait()
+	x.mu.Lock()
+	x.calm = true
+	clear(x.troubled)
+	dials := len(x.dials)
+	x.mu.Unlock()
+	start := time.Now()
+	x.call(0, time.Minute)
+	if n, took := len(x.dials)-dials, time.Since(start); n != 1 || took > stalledDial/2 {
+		x.t.Errorf("%d dials and %v for a request when all was well", n, took)
+	}
+
+	x.tr.CloseConnections()
+	for _, s := range x.servers {
+		s.srv.Close()
+	}
+	time.Sleep(time.Second)
+	synctest.Wait()
+	d := x.d
+	if len(d.calls) != 0 || len(d.settling) != 0 || d.reg.Len() != 0 {
+		x.t.Errorf("%d calls, %d connections that settle, and %d connections are left", len(d.calls), len(d.settling), d.reg.Len())
+	}
+}
+
+// call sends a request, and checks what comes of it.
+func (x *dialing) call(what int, leaves time.Duration) {
+	addr := "127.0.0.1:443"
+	if what&0x30 == 0x30 {
+		addr = "127.0.0.1:444"
+	}
+	method := "GET"
+	if what&0xc0 == 0xc0 {
+		method = "POST"
+	}
+	ctx, cancel := context.WithTimeout(x.t.Context(), leaves)
+	defer cancel()
+	start := time.Now()
+	url := fmt.Sprintf("https://%s/?%dms", addr, what&0xf<<3)
+	resp, err := x.tr.RoundTrip(request(x.t, method, url, nil).WithContext(ctx))
+	if took := time.Since(start); took > leaves+10*time.Millisecond {
+		x.t.Errorf("it took %v, and was to leave after %v: %v", took, leaves, err)
+	}
+	if err == nil {
+		drain(resp)
+		return
+	}
+	dialCheckText(x.t, err)
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	for _, e := range flatten(err) {
+		if e, ok := e.(*fuzzDialError); ok && (e.addr != addr || e.at.Before(start)) {
+			x.t.Errorf("a request to %s got the failure of a dial to %s, from %v before its time", addr, e.addr, start.Sub(e.at))
+		}
+		if _, ok := e.(*notSentError); ok {
+			x.t.Errorf("a caller got %v", err)
+		}
+	}
+	if ctx.Err() == nil && !x.troubled[addr] {
+		x.t.Errorf("all was well, and %v", err)
 	}
 }
