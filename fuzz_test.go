@@ -688,13 +688,16 @@ func FuzzMergedDials(f *testing.F) {
 	faultnet.ClientCert() // made once, outside of any bubble
 	for _, s := range []string{
 		"",
-		"\x00\x00\x00\x00\x00\x04\x00\x00\x00\x00",
-		"\x00\x01\x02\x00\x00\x00",
+		"\x00\x00\x00\x0a\x00\x01\x00\x01\x00\x01",                         // one dial for all
+		"\x00\x01\x06\x05\x00\x14\x00\x00\x00\x00\x01\x00\x05\x00\x20",     // it fails
+		"\x00\x01\x08\x00\x00\x05\x00\x01\x00\x06\x01\x00\x1e\x09\x00\x64", // it hangs, and its caller may leave
+		"\x00\x03\x0a\x01\x04\x01\x05\x64\x00\x00\x01\x00\x01\x00\x02\x01", // a refusal, HTTP/1, a slow one
 	} {
 		f.Add([]byte(s), uint64(0))
 	}
 	for seed := range uint64(60) {
 		f.Add([]byte{}, seed)
+		f.Add([]byte{66}, seed) // one stream a connection, and no retries
 	}
 	f.Fuzz(func(t *testing.T, written []byte, seed uint64) {
 		s := newScript(written, seed, 120)
