@@ -65,7 +65,7 @@ func (s *script) next(n int) int {
 // fuzzBubble runs f in a bubble. To wait for a lock does not count as waiting
 // there, so that a deadlock would last until the test's end.
 func fuzzBubble(t *testing.T, f func(t *testing.T)) {
-	stuck := time.AfterFunc(time.Minute, func() { panic("deadlock") })
+	stuck := time.AfterFunc(time.Minute, func() { panic("deadlock, or without an end") })
 	defer stuck.Stop()
 	synctest.Test(t, f)
 }
@@ -255,8 +255,8 @@ func (e *evictions) run(s *script) {
 			continue
 		}
 		group := &e.round
-		if what == 7 || what == 8 {
-			group = &e.background // they last as long as the connection
+		if what >= 5 && what <= 8 {
+			group = &e.background // I/O may last as long as the connection
 		}
 		group.Go(func() {
 			time.Sleep([]time.Duration{0, 0, time.Millisecond, 20 * time.Millisecond}[how>>4%4])
