@@ -138,12 +138,25 @@ func (d *death) Unwrap() []error { return []error{net.ErrClosed, d.err} }
 // doom notes why c is of no use any more, and reports whether it is the first
 // to say so.
 func (c *conn) doom(kind Kind, err error) bool {
-	if !c.fate.CompareAndSwap(nil, &death{kind: kind, err: err, at: now()}) {
+	if c.dead() {
 		return false
 	}
 	r := c.reg
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	if c.foreign {
+		// A quiet connection is forgotten while requests are on it, and may
+		// be adopted anew: it still dies once.
+		if twin := r.failedForeignLocked(c.Conn); twin != nil && twin != c {
+			c.reported.Store(true)
+			c.evicted.Store(true)
+			c.fate.CompareAndSwap(nil, twin.fate.Load())
+			return false
+		}
+	}
+	if !c.fate.CompareAndSwap(nil, &death{kind: kind, err: err, at: now()}) {
+		return false
+	}
 	r.failed[r.failedNext%len(r.failed)] = c
 	r.failedNext++
 	return true
@@ -178,10 +191,10 @@ func (c *conn) own(t *Transport) {
 // evict closes c, if the HTTP layer has not done so yet, and tells its owner,
 // once; it reports whether this call did. It must be called without locks.
 func (c *conn) evict(kind Kind, why error) (first bool) {
+	c.doom(kind, why)
 	t := c.owner.Load()
 	first = t != nil && c.reported.CompareAndSwap(false, true)
 	if first {
-		c.doom(kind, why)
 		c.fate.Load().autopsy.Store(c.autopsy(now()))
 	}
 	c.shut(kind, why)
@@ -195,12 +208,14 @@ func (c *conn) evict(kind Kind, why error) (first bool) {
 // can hang for 5 seconds on a dead peer.
 func (c *conn) shut(kind Kind, why error) error {
 	c.doom(kind, why)
+	if c.foreign {
+		c.reg.forget(c)
+	}
 	if c.closed.Load() || !c.evicted.CompareAndSwap(false, true) {
 		return nil
 	}
 	if c.foreign {
 		c.reg.foreignEvicted.Add(1)
-		c.reg.forget(c)
 	}
 	raw := rawConn(c.Conn)
 	err := raw.Close()
@@ -248,6 +263,10 @@ func (r *Registry) evictedForeign(raw net.Conn) *conn {
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	return r.failedForeignLocked(raw)
+}
+
+func (r *Registry) failedForeignLocked(raw net.Conn) *conn {
 	for _, c := range r.failed {
 		if c != nil && c.foreign && c.Conn == raw {
 			return c

@@ -8,6 +8,7 @@ import (
 	"net"
 	"net/http"
 	"reflect"
+	"sync"
 	"sync/atomic"
 	"syscall"
 	"testing"
@@ -301,6 +302,42 @@ func dialRawClosed(c *faultnet.Conn) bool {
 }
 
 // http.DefaultTransport is everybody's.
+// A connection of somebody else's is forgotten while all is quiet on it. It dies
+// once all the same, whoever of its requests finds out.
+func TestWrapTellsADeathOnce(t *testing.T) {
+	var held atomic.Int64
+	s := newServer(t, func(w http.ResponseWriter, r *http.Request) {
+		if held.Add(1) <= 3 {
+			<-r.Context().Done()
+			return
+		}
+		ok(w, r)
+	})
+	c := wrapped.client(t, new(faultnet.Dialer), s.ClientTLS())
+	tr := c.Transport.(*Transport)
+	var wg sync.WaitGroup
+	for i := range int64(3) {
+		wg.Go(func() {
+			if err := get(c, s.URL); err != nil {
+				t.Error(err)
+			}
+		})
+		eventually(t, "the request is there", func() bool { return held.Load() == i+1 })
+		eventually(t, "its connection is forgotten", func() bool {
+			for range tr.reg.foreign.Range {
+				return false
+			}
+			return true
+		})
+	}
+	s.ResetConns()
+	wg.Wait()
+	all := tr.Autopsies()
+	if st := tr.Stats(); st.Evicted != 1 || st.Rescued != 3 || len(all) != 1 || all[0].Rescued != 3 {
+		t.Errorf("%+v, %+v", st, all)
+	}
+}
+
 func TestWrapDefaultTransport(t *testing.T) {
 	s := newServer(t, ok, faultnet.NoTLS())
 	def := http.DefaultTransport.(*http.Transport)
