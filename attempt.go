@@ -35,6 +35,7 @@ type attempt struct {
 	sees   bool   // is told when its header was written; trace has the caller's hooks too
 	wary   int64  // when the connection of the attempt before died; 0: none did
 	asks   bool   // asks the socket that it gets whether the peer has closed it
+	alone  bool   // dials for itself, whoever else dials
 	onConn func() // called once it has a connection, or will have none; may be nil
 
 	first body // what body points to at the start, here to save an allocation

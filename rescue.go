@@ -16,6 +16,9 @@ func (t *Transport) rescue(req *http.Request, a *attempt, start int64, err error
 			s.stuck = 0
 		}
 		s.note(v, err)
+		if v.ours {
+			s.superseded++
+		}
 		if !t.mayGoOn(req, v, &s) {
 			return nil, t.fail(req, a, &s, err)
 		}
@@ -23,6 +26,7 @@ func (t *Transport) rescue(req *http.Request, a *attempt, start int64, err error
 		if !ok {
 			return nil, t.fail(req, a, &s, err)
 		}
+		next.alone = s.superseded >= maxSuperseded
 		t.turn(req, v, &s, next, err)
 		if a, start = next, next.start; callerEnded(req) {
 			return nil, t.fail(req, a, &s, err)
@@ -38,13 +42,14 @@ func (t *Transport) rescue(req *http.Request, a *attempt, start int64, err error
 
 // story is what has become of a request so far.
 type story struct {
-	landed int   // how often it was to be sent again, since it had not been sent
-	stuck  int   // how often in a row nothing was evicted
-	retry  bool  // it is to be sent again though it may have been sent, once
-	twice  bool  // and was
-	again  bool  // it was sent again, be it that it had not been sent before
-	first  error // what it failed with at first, other than by our own doing
-	died   *conn // and on what, if that is known
+	superseded int   // how often it had been sent back by our own doing
+	landed     int   // how often it was to be sent again, since it had not been sent
+	stuck      int   // how often in a row nothing was evicted
+	retry      bool  // it is to be sent again though it may have been sent, once
+	twice      bool  // and was
+	again      bool  // it was sent again, be it that it had not been sent before
+	first      error // what it failed with at first, other than by our own doing
+	died       *conn // and on what, if that is known
 }
 
 // note keeps the first failure that a dead connection gave.
@@ -61,6 +66,7 @@ func (t *Transport) mayGoOn(req *http.Request, v verdict, s *story) bool {
 	case s.landed < maxLanded && s.stuck < maxStuck && t.mayResend(req, v) && pause(req.Context(), s.stuck):
 		s.landed++ // nothing was sent, so that this is no retry
 		return true
+	case v.ours: // it was not sent, so that it cannot be sent again
 	case !s.retry && t.mayRetry(req, v):
 		s.retry = true
 		return true
@@ -204,6 +210,11 @@ const maxLanded = 100
 
 // maxStuck bounds it when nothing comes of it: 10 pauses are about a second.
 const maxStuck = 10
+
+// maxSuperseded is how often a request waits for another's dial in vain, as it
+// does where a connection takes few streams. Then it dials for itself, as with
+// net/http. It is less than maxStuck: no caller is to see what sent it back.
+const maxSuperseded = 5
 
 // pause gives the HTTP layer time to take a dead connection out of its pool.
 // Mostly it has done so before it returned the error, so that at first there

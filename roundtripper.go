@@ -71,7 +71,11 @@ func (t *Transport) send(a *attempt, req *http.Request) (*http.Response, error) 
 	if a == nil {
 		return base.RoundTrip(req)
 	}
-	if need := needOf(req); t.own != nil && need != 0 {
+	need := needOf(req)
+	if a.alone && need == 0 {
+		need = needsOwn
+	}
+	if t.own != nil && need != 0 {
 		a.req = a.req.WithContext(context.WithValue(a.req.Context(), dialNeedKey{}, need))
 	}
 	resp, err := base.RoundTrip(a.req)
