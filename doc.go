@@ -64,7 +64,7 @@
 // path (Linux, TCP_INFO), a write that makes no progress, an HTTP/2 PING
 // without an answer. With NewTransport on Linux, new requests avoid a
 // connection whose segments are not acknowledged after about half a second,
-// and after 2.5 seconds it is closed and its requests are sent again, if
+// and after 2.6 seconds it is closed and its requests are sent again, if
 // another can be opened: while the client's own link is down nothing is. PINGs
 // find within 22 seconds what the kernel cannot see. A slow server, a silent
 // stream and an upload that the server holds back are alive. [Health] has the

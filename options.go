@@ -58,12 +58,13 @@ type Options struct {
 // means the defaults.
 //
 // On Linux the kernel's account of the path (TCP_INFO) finds a dead one, of
-// either protocol and also under Wrap, 2.5 seconds after a request was written
+// either protocol and also under Wrap, 2.6 seconds after a request was written
 // into it (or 4 round trips, if that is longer), and makes NewTransport send
 // new requests elsewhere after half a second; those thresholds are no
 // settings, since they follow from how TCP retransmits. Before either, another
-// connection to the same address is opened by the same dialer: while that
-// fails, as when the client's own link is down, all stays where it is.
+// connection to the same address is opened by the same dialer, whose context
+// has no values of a request then: while that fails for the path's sake, as when
+// the client's own link is down, nothing of it is done.
 //
 // The fields are for what the kernel cannot see, and for other systems: they
 // apply to HTTP/2 connections of NewTransport. Wrap leaves its base as it is. A

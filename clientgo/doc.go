@@ -9,7 +9,7 @@
 // A connection to the API server that dies silently (a NAT entry that is gone,
 // a node that vanished, a load balancer that forgot) costs client-go 30 to 45
 // seconds of everything: leases are lost, informers are silent. With Protect
-// the path is found dead after about 2.5 seconds on Linux, new requests avoid
+// the path is found dead after about 2.6 seconds on Linux, new requests avoid
 // it after half a second, and requests that may be sent again are.
 //
 // # What is sent again

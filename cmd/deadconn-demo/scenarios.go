@@ -33,7 +33,7 @@ const longTimeout = 5 * time.Second
 //
 // A real black hole needs no setting on Linux. There the kernel's account of
 // the path (TCP_INFO) tells of it: after 0.5 s new requests avoid the
-// connection, after 2.5 s it is evicted. The demo needs no rights and runs
+// connection, after 2.6 s it is evicted. The demo needs no rights and runs
 // everywhere, so that its hole is made inside the process, where the kernel
 // sees nothing. What is left are HTTP/2 PINGs and the bound on a stalled write.
 var health = deadconn.Health{
