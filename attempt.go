@@ -135,9 +135,8 @@ func (a *attempt) gotConn(info httptrace.GotConnInfo) {
 		c.wait(now())
 	default:
 		c.own(a.t)
-		if a.t.own == nil && c.want.Load() == nil {
-			want := a.addr // or it would be on the heap for all
-			c.want.Store(&want)
+		if a.t.own == nil && c.addr != a.addr {
+			a.t.trials.note(c.addr, a.addr)
 		}
 		if tc, ok := info.Conn.(*tls.Conn); ok && !c.tls.Load() {
 			c.describe(tc)

@@ -38,7 +38,6 @@ type conn struct {
 	closed      atomic.Bool                   // its user, the HTTP layer, has let go of it
 	proto       atomic.Uint32                 // an outcome: isHTTP1, isHTTP2, or 0 if not known
 	tls         atomic.Bool                   // known to have TLS on it
-	want        atomic.Pointer[string]        // what the base wanted, where it may be mapped above our Registry
 	foreign     bool                          // not dialed by us and not in the path of its bytes
 
 	watched    atomic.Bool  // Health is not disabled
@@ -220,17 +219,6 @@ func (c *conn) CloseWrite() error {
 
 // NetConn returns the connection that was dialed, as tls.Conn.NetConn does.
 func (c *conn) NetConn() net.Conn { return c.Conn }
-
-// wanted returns the address that the base has c for; empty if it is not known.
-func (c *conn) wanted() string {
-	if c.foreign {
-		return c.addr
-	}
-	if want := c.want.Load(); want != nil {
-		return *want
-	}
-	return ""
-}
 
 // describe notes what tc, which is over c, speaks.
 func (c *conn) describe(tc *tls.Conn) {

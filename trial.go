@@ -1,6 +1,7 @@
 package deadconn
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -21,8 +22,9 @@ import (
 type trials struct {
 	under dialFunc // what NewTransport dials by; nil: wrapped
 
-	mu   sync.Mutex
-	last map[string]*trial // guarded by mu; by address as dialed
+	mu     sync.Mutex
+	last   map[string]*trial // guarded by mu; by address as dialed
+	mapped map[string]string // guarded by mu; what a base makes of addresses above our Registry, reversed
 }
 
 type trial struct {
@@ -215,14 +217,34 @@ func (t *Transport) dialerOf(c *conn) (dialFunc, string) {
 		return t.trials.under, c.addr
 	}
 	rt := transportBelow(t.base)
-	known := rt != nil && rt.DialTLSContext == nil && rt.DialTLS == nil
-	switch addr := c.wanted(); {
-	case known && addr != "":
-		return underlying(rt, new(Registry)), addr
+	switch known := rt != nil && rt.DialTLSContext == nil && rt.DialTLS == nil; {
+	case known && c.addr != "":
+		return underlying(rt, new(Registry)), t.trials.wanted(c.addr)
 	case !c.foreign:
 		return underlying(new(http.Transport), c.reg), c.addr
 	}
 	return nil, ""
+}
+
+// note remembers that a base dials addr for what it wants to reach.
+func (s *trials) note(addr, want string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.mapped == nil || len(s.mapped) >= maxMapped {
+		s.mapped = make(map[string]string)
+	}
+	s.mapped[addr] = want
+}
+
+// maxMapped bounds what is remembered. Who is forgotten is noted again by the
+// next request.
+const maxMapped = 4096
+
+// wanted returns what a base wants to reach by addr.
+func (s *trials) wanted(addr string) string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return cmp.Or(s.mapped[addr], addr)
 }
 
 // transportBelow returns net/http's transport below rt, or nil.
