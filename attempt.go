@@ -22,7 +22,7 @@ type attempt struct {
 	body          *body    // nil: the request has none, or one that needs no guard
 	rewindErr     error    // what the caller's GetBody failed with
 	asked         bool     // the base looks for a connection, so it has some
-	addr          string   // the address that it would dial
+	addr          string   // the address that GetConn told
 	got           net.Conn // the last that GotConn told; nil: none
 	conn          *conn    // got's; nil if it is foreign and not watched
 	reused        bool     // got had been used before
@@ -89,17 +89,18 @@ func (a *attempt) rewind() (io.ReadCloser, error) {
 func (a *attempt) getConn(hostPort string) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if !a.asked { // HTTP/2 calls it again, by the server's name also behind a proxy
-		a.addr = hostPort
-	}
-	a.asked = true
+	a.asked, a.addr = true, hostPort
 }
 
-func (a *attempt) adopt(nc net.Conn) *conn {
-	a.mu.Lock()
-	addr := a.addr
-	a.mu.Unlock()
-	return a.t.reg.adopt(nc, addr, a.t)
+// dialed returns the address that net/http's transport dials for a's request;
+// empty if the base is another. HTTP/2 gives GetConn the server's, also behind a
+// proxy.
+func (a *attempt) dialed() string {
+	rt := transportBelow(a.t.base)
+	if rt == nil {
+		return ""
+	}
+	return dialAddr(rt, a.req)
 }
 
 // waryWait is how long a retry waits, on a connection from before the death, for
@@ -111,7 +112,7 @@ const waryWait = 5 * time.Millisecond
 func (a *attempt) gotConn(info httptrace.GotConnInfo) {
 	c := tracked(info.Conn)
 	if c == nil && !a.t.health.Disable {
-		c = a.adopt(info.Conn)
+		c = a.t.reg.adopt(info.Conn, a)
 	}
 	if a.onConn != nil {
 		a.onConn()
@@ -136,7 +137,7 @@ func (a *attempt) gotConn(info httptrace.GotConnInfo) {
 	default:
 		c.own(a.t)
 		if a.t.own == nil && c.addr != a.addr {
-			a.t.trials.note(c.addr, a.addr)
+			a.t.trials.note(c.addr, a.dialed())
 		}
 		if tc, ok := info.Conn.(*tls.Conn); ok && !c.tls.Load() {
 			c.describe(tc)
@@ -181,7 +182,7 @@ func (a *attempt) evidence(v verdict) verdict {
 	case a.got != nil:
 		v.conn, v.landed = a.conn, a.landed
 		if v.conn == nil && v.kind.Dead() {
-			v.conn = a.t.reg.adopt(a.got, a.addr, a.t)
+			v.conn = a.t.reg.adopt(a.got, a)
 		}
 		if c := v.conn; c == nil || c.foreign {
 			v.refused = !a.reused && peerEnded(v.kind) && now()-a.gotAt < int64(refusalTime)

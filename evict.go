@@ -229,9 +229,9 @@ func (c *conn) shut(kind Kind, why error) error {
 	return nil
 }
 
-// adopt returns the conn for a connection that somebody else dialed, the same
+// adopt returns the conn for a connection of a that somebody else dialed, the same
 // for all its requests as long as it is watched or was evicted of late.
-func (r *Registry) adopt(nc net.Conn, addr string, owner *Transport) *conn {
+func (r *Registry) adopt(nc net.Conn, a *attempt) *conn {
 	raw := rawConn(nc)
 	if !isPointer(raw) {
 		return nil // it has no identity to go by
@@ -242,8 +242,8 @@ func (r *Registry) adopt(nc net.Conn, addr string, owner *Transport) *conn {
 	if c := r.evictedForeign(raw); c != nil {
 		return c
 	}
-	c := &conn{Conn: raw, reg: r, addr: addr, born: now(), foreign: true, raw: rawSocket(raw)}
-	c.own(owner)
+	c := &conn{Conn: raw, reg: r, addr: a.dialed(), born: now(), foreign: true, raw: rawSocket(raw)}
+	c.own(a.t)
 	v, _ := r.foreign.LoadOrStore(raw, c)
 	return v.(*conn)
 }

@@ -99,6 +99,7 @@ type evictions struct {
 	t         *testing.T
 	reg       Registry
 	own, wrap *Transport
+	req       *http.Request // on all of them
 	conns     []*victim
 	ours      int  // how many are tracked
 	reenters  bool // the hooks call back
@@ -202,7 +203,7 @@ func (l *fuzzLayer) Close() error {
 }
 
 func newEvictions(t *testing.T, s *script) *evictions {
-	e := &evictions{t: t}
+	e := &evictions{t: t, req: request(t, "GET", "https://example.test/", nil)}
 	n := 1 + s.next(8)
 	flags := s.next(256)
 	e.reenters = flags&1 != 0
@@ -389,7 +390,7 @@ func (v *victim) befallForeign(what, how int) {
 		v.userCloses()
 		return
 	}
-	c := v.e.reg.adopt(v.seen, "", v.e.wrap) // as gotConn does
+	c := v.e.reg.adopt(v.seen, &attempt{t: v.e.wrap, req: v.e.req}) // as gotConn does
 	v.mu.Lock()
 	if _, ok := v.conns[c]; !ok {
 		v.conns[c] = nil

@@ -402,7 +402,7 @@ func TestReviewLandedOnlyOnceShut(t *testing.T) {
 	tr := NewTransport()
 	for _, foreign := range []bool{false, true} {
 		var raw net.Conn = new(restConn)
-		c := tr.reg.adopt(raw, "", tr)
+		c := tr.reg.adopt(raw, &attempt{t: tr, req: request(t, "GET", "http://example.test/", nil)})
 		if !foreign {
 			c = tr.reg.track(new(restConn), "example.test:443", tr)
 			raw = c

@@ -228,6 +228,9 @@ func (t *Transport) dialerOf(c *conn) (dialFunc, string) {
 
 // note remembers that a base dials addr for what it wants to reach.
 func (s *trials) note(addr, want string) {
+	if want == "" || want == addr {
+		return
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.mapped == nil || len(s.mapped) >= maxMapped {
