@@ -1,6 +1,7 @@
 package deadconn
 
 import (
+	"bytes"
 	"crypto/tls"
 	"errors"
 	"io"
@@ -101,6 +102,9 @@ func (c *conn) Write(p []byte) (int, error) {
 	at := now()
 	if c.quiet(at) && c.proven() && c.hungUp() {
 		return 0, c.refuse()
+	}
+	if c.shakenRead.Load() == 0 && isHTTP(p) {
+		c.shaken()
 	}
 	sound := !c.dead()
 	c.lastWrite.Store(at)
@@ -232,6 +236,15 @@ func (c *conn) describe(tc *tls.Conn) {
 
 // shaken notes that the TLS handshake is done.
 func (c *conn) shaken() { c.shakenRead.CompareAndSwap(0, max(1, c.read.Load())) }
+
+// isHTTP reports whether p, the first that its user writes in one go, is HTTP or
+// TLS's application data, and so whether what comes before it is over: SOCKS, a
+// CONNECT, a handshake. Those inside a proxy are net/http's, which tells nothing
+// of them.
+func isHTTP(p []byte) bool {
+	const applicationData = 23 // RFC 8446 section 5.1
+	return len(p) > 0 && (p[0] == applicationData || p[0] >= 'A') && !bytes.HasPrefix(p, []byte("CONNECT "))
+}
 
 // pooledWait bounds awaitPooled. The HTTP/2 layer takes microseconds.
 const pooledWait = time.Millisecond

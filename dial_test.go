@@ -961,6 +961,41 @@ func TestDialProxies(t *testing.T) {
 	}
 }
 
+// A connection that has answered is none that a server did not want, also if
+// its handshake was inside a proxy: those who had it dialed are sent again.
+func TestDialProxyThenReset(t *testing.T) {
+	var held atomic.Int64
+	s := newServer(t, func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path == "/hold" && held.Add(1) <= 4 {
+			<-r.Context().Done()
+			return
+		}
+		w.Write(make([]byte, 100))
+	})
+	proxy, _ := dialProxy(t, false)
+	u, err := url.Parse(proxy.URL)
+	if err != nil {
+		t.Fatal(err)
+	}
+	d := new(faultnet.Dialer)
+	c := dialClient(t, owned, &http.Transport{
+		Proxy: http.ProxyURL(u), DialContext: d.DialContext, TLSClientConfig: s.ClientTLS(), ForceAttemptHTTP2: true,
+	})
+	t.Cleanup(d.CloseAll)
+	var wg sync.WaitGroup
+	for range 4 {
+		wg.Go(func() {
+			if err := get(c, s.URL+"/hold"); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	eventually(t, "all are there", func() bool { return held.Load() == 4 })
+	mustGet(t, c, s.URL)
+	s.ResetConns()
+	wg.Wait()
+}
+
 // A proxy that says no is no dead connection.
 func TestDialProxyRefuses(t *testing.T) {
 	s := newServer(t, func(w http.ResponseWriter, r *http.Request) { w.WriteHeader(http.StatusProxyAuthRequired) }, faultnet.NoTLS())
