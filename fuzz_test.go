@@ -703,6 +703,7 @@ func FuzzMergedDials(f *testing.F) {
 		f.Add([]byte{}, seed)
 		f.Add([]byte{66}, seed) // one stream a connection, and no retries
 	}
+	f.Add([]byte("A$y"), uint64(2)) // one leaves while it is sent back
 	f.Fuzz(func(t *testing.T, written []byte, seed uint64) {
 		s := newScript(written, seed, 120)
 		fuzzBubble(t, func(t *testing.T) { newDialing(t, s).run(s) })

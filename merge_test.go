@@ -832,3 +832,25 @@ func TestMergeLateJoiner(t *testing.T) {
 		}
 	})
 }
+
+// A caller that leaves while its request is being sent back gets its own end, not
+// our error.
+func TestSupersededCallerLeaves(t *testing.T) {
+	tr := NewTransport()
+	ctx, cancel := context.WithCancelCause(t.Context())
+	cause := errors.New("the caller's")
+	cancel(cause)
+	left := request(t, "GET", "https://example.test/", nil)
+	left.Cancel = make(chan struct{})
+	for _, tt := range []struct {
+		req  *http.Request
+		want error
+	}{
+		{left.WithContext(ctx), cause},
+		{left, errSuperseded},
+	} {
+		if err := tr.fail(tt.req, nil, new(story), errSuperseded); err != tt.want {
+			t.Errorf("%v, want %v", err, tt.want)
+		}
+	}
+}

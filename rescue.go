@@ -2,6 +2,7 @@ package deadconn
 
 import (
 	"context"
+	"errors"
 	"net/http"
 	"time"
 )
@@ -197,12 +198,25 @@ func (t *Transport) fail(req *http.Request, a *attempt, s *story, err error) err
 	if a != nil {
 		a.fail()
 	}
+	if contains[*notSentError](err) && callerEnded(req) {
+		err = endOf(req) // as net/http returns it; what sent it back is ours
+	}
 	if s.twice {
 		err = newRetryError(s.first, err)
 	}
 	t.done(req, s, err)
 	return err
 }
+
+// endOf returns why its caller ended req.
+func endOf(req *http.Request) error {
+	if err := context.Cause(req.Context()); err != nil {
+		return err
+	}
+	return errCanceled
+}
+
+var errCanceled = errors.New("net/http: request canceled") // by Request.Cancel
 
 // maxLanded bounds how often a request is sent again that was not sent at all:
 // a whole pool may have died at once.
