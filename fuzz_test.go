@@ -720,6 +720,7 @@ type dialing struct {
 	plans   []dialPlan        // one a dial, and then again from the start
 	retries bool
 	limited bool // as to connections, or requests on one
+	most    int  // requests: a connection for each, with its handshake, takes time
 
 	mu       sync.Mutex
 	calm     bool            // guarded by mu; from now on dials succeed at once
@@ -772,9 +773,10 @@ func newDialing(t *testing.T, s *script) *dialing {
 		time.Sleep(d)
 	}
 	flags := s.next(256)
+	x.most = 100
 	streams := 0 // net/http's default
 	if flags/64 == 1 {
-		streams = 1 + flags%3
+		streams, x.most = 1+flags%3, 24
 	}
 	x.servers = [2]*dialMemServer{newFuzzServer(answer, false, 0), newFuzzServer(answer, true, streams)}
 	cfg := dialMemTLS()
@@ -883,6 +885,9 @@ func (x *dialing) dial(ctx context.Context, _, addr string) (net.Conn, error) {
 	if x.calm {
 		p = dialPlan{end: x.next}
 		x.next = endHTTP2
+	}
+	if len(x.dials) > 400 && !x.calm {
+		p.end = endFailed // net/http by itself dials on and on where nothing can be written
 	}
 	me := &fuzzDial{addr: addr, began: time.Now()}
 	x.needlessLocked(me)
@@ -993,9 +998,12 @@ func (x *dialing) needlessLocked(me *fuzzDial) {
 // run sends the requests that s says, and ends them all.
 func (x *dialing) run(s *script) {
 	var callers sync.WaitGroup
-	for s.more() {
+	for range x.most {
+		if !s.more() {
+			break
+		}
 		what, at := s.next(256), time.Duration(s.next(256))*2*time.Millisecond
-		leaves := time.Minute
+		leaves := patience
 		if what%4 == 3 {
 			leaves = time.Duration(1+s.next(256)) * 2 * time.Millisecond
 		}
@@ -1050,13 +1058,16 @@ func (x *dialing) run(s *script) {
 	}
 }
 
+// patience is what a caller has who does not leave early.
+const patience = time.Minute
+
 // callAll sends n requests, which are to take that many dials and not much
 // longer than that.
 func (x *dialing) callAll(n int, longest time.Duration, dials int) {
 	start, before := time.Now(), len(x.dials)
 	var callers sync.WaitGroup
 	for range n {
-		callers.Go(func() { x.call(0, time.Minute) })
+		callers.Go(func() { x.call(0, patience) })
 	}
 	callers.Wait()
 	if took, n := time.Since(start), len(x.dials)-before; took > longest+settleWait || n != dials {
@@ -1099,7 +1110,7 @@ func (x *dialing) call(what int, leaves time.Duration) {
 			x.t.Errorf("a caller got %v", err)
 		}
 	}
-	if (ctx.Err() == nil || leaves == time.Minute) && !x.troubled[addr] {
+	if (ctx.Err() == nil || leaves == patience) && !x.troubled[addr] {
 		x.t.Errorf("all was well, and %v", err)
 	}
 }
