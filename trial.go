@@ -15,10 +15,10 @@ import (
 // Silence alone does not tell that another connection would do better: while
 // the client's own link is down nothing can be dialed, and a request is best
 // left where it is, since TCP goes on when the link is back. So a connection
-// is given up in silence only once another could be opened to its address,
-// and it has been asked again after that.
+// is given up in silence only once another could be opened to its address; if
+// that was not to be had before, the old one gets time to answer.
 
-// trials are the dials that find out, one at a time for each address.
+// trials are the dials that find out, two at a time for an address at most.
 type trials struct {
 	under dialFunc // what NewTransport dials by; nil: wrapped
 
@@ -119,6 +119,7 @@ func (s *trials) run(tr *trial, dial dialFunc, addr string, patient, keep bool) 
 	}
 	if pathGone(err) && !(patient && err == context.DeadlineExceeded) {
 		s.mu.Unlock()
+		closeAll(nc)
 		return
 	}
 	opened := tr.ended
