@@ -838,7 +838,7 @@ func (x *dialing) dialTLS(ctx context.Context, network, addr string) (net.Conn, 
 		case <-c.Conn.(*fuzzConn).moved:
 		case <-ctx.Done():
 		}
-		time.Sleep(1) // until nothing moves any more
+		time.Sleep(time.Nanosecond) // until nothing moves any more
 	}
 	return nc, nil
 }
@@ -1109,6 +1109,9 @@ func (x *dialing) call(what int, leaves time.Duration) {
 		if _, ok := e.(*notSentError); ok {
 			x.t.Errorf("a caller got %v", err)
 		}
+	}
+	if x.limited && strings.Contains(err.Error(), "received from peer") {
+		return // the server counts a stream whose caller has left for longer than net/http does
 	}
 	if (ctx.Err() == nil || leaves == patience) && !x.troubled[addr] {
 		x.t.Errorf("all was well, and %v", err)
