@@ -54,7 +54,6 @@ type world struct {
 	target atomic.Pointer[string] // where new connections go
 
 	deadline time.Duration
-	quick    bool
 
 	mu       sync.Mutex
 	requests []*Request
