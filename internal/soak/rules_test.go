@@ -57,6 +57,8 @@ func (cl *call) judge(err error) (r rule, why string, broken bool) {
 	switch {
 	case !cl.replayable && deadconn.Classify(err) == deadconn.KindRefusedStream:
 		return 0, "", false // the server counted a canceled stream longer than the client
+	case !cl.replayable && err.Error() == "net/http: cannot rewind body after connection loss":
+		return 0, "", false // net/http had closed it before it found no room on its connection
 	case len(touched) == 0:
 		return ruleUntouched, "no fault had touched its connections", true
 	case !cl.idempotent || !cl.replayable:
