@@ -1,7 +1,9 @@
 package soak
 
 import (
+	"errors"
 	"fmt"
+	"net/http"
 	"slices"
 	"strings"
 	"time"
@@ -59,6 +61,8 @@ func (cl *call) judge(err error) (r rule, why string, broken bool) {
 		return 0, "", false // the server counted a canceled stream longer than the client
 	case !cl.replayable && err.Error() == "net/http: cannot rewind body after connection loss":
 		return 0, "", false // net/http had closed it before it found no room on its connection
+	case !cl.replayable && errors.Is(err, http.ErrBodyReadAfterClose):
+		return 0, "", false // net/http had begun to send it again, and then closed it: 1 in 500,000
 	case len(touched) == 0:
 		return ruleUntouched, "no fault had touched its connections", true
 	case !cl.idempotent || !cl.replayable:
