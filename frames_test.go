@@ -255,16 +255,12 @@ func TestEnhanceYourCalm(t *testing.T) {
 // as many connections as with net/http alone.
 func TestRefusedOnFirstUse(t *testing.T) {
 	const runs = 20
-	// A server that has sent its session tickets before it hangs up passes for
-	// one that took the connection, if the client has read them. Mostly it has
-	// not (about 1 in 80 on an idle machine).
-	noTickets := faultnet.Configure(func(s *http.Server) { s.TLSConfig.SessionTicketsDisabled = true })
 	tlsThen := func(protocol string, then func(c *tls.Conn)) func(*testing.T) (string, *tls.Config, func() int) {
 		return func(t *testing.T) (string, *tls.Config, func() int) {
 			var conns atomic.Int32
 			cfg := new(tls.Config)
 			s := newServer(t, ok, faultnet.Configure(func(srv *http.Server) { cfg.Certificates = srv.TLSConfig.Certificates }))
-			cfg.NextProtos, cfg.SessionTicketsDisabled = []string{protocol}, true
+			cfg.NextProtos = []string{protocol}
 			ln := listen(t, func(c net.Conn, _ int) {
 				conns.Add(1)
 				tc := tls.Server(c, cfg)
@@ -287,11 +283,11 @@ func TestRefusedOnFirstUse(t *testing.T) {
 		start func(t *testing.T) (url string, cfg *tls.Config, conns func() int)
 	}{
 		{"client certificate HTTP/2", func(t *testing.T) (string, *tls.Config, func() int) {
-			s := newServer(t, ok, faultnet.RequireClientCert(), noTickets)
+			s := newServer(t, ok, faultnet.RequireClientCert())
 			return s.URL, s.ClientTLS(), s.Conns
 		}},
 		{"client certificate HTTP/1.1", func(t *testing.T) (string, *tls.Config, func() int) {
-			s := newServer(t, ok, faultnet.RequireClientCert(), faultnet.HTTP1Only(), noTickets)
+			s := newServer(t, ok, faultnet.RequireClientCert(), faultnet.HTTP1Only())
 			return s.URL, s.ClientTLS(), s.Conns
 		}},
 		{"FIN after the handshake, HTTP/2", tlsThen("h2", func(c *tls.Conn) { c.Close() })},

@@ -409,8 +409,8 @@ func TestReviewLandedOnlyOnceShut(t *testing.T) {
 		}
 		c.evicted.Store(true) // somebody else is at it
 		c.doom(KindReset, net.ErrClosed)
-		time.Sleep(time.Millisecond) // the attempt is younger than the connection
 		a := tr.newAttempt(request(t, "POST", "https://example.test/", nil), nil)
+		a.start = c.born + 1
 		a.gotConn(httptrace.GotConnInfo{Conn: raw})
 		if a.landed {
 			t.Errorf("foreign %v: landed, though the socket is open", foreign)

@@ -100,7 +100,7 @@ func TestTrialDialers(t *testing.T) {
 			target := cmp.Or(tt.url, s.URL)
 			for range 2 {
 				mustGet(t, c, target)
-				time.Sleep(5 * watchTick) // until Wrap has forgotten its connection
+				awaitForgotten(t, rt.(*Transport))
 			}
 			for _, fc := range d.Conns() {
 				if fc.Closed() {
@@ -138,7 +138,7 @@ func TestTrialConnectionClosed(t *testing.T) {
 	getWithin(c, s.URL, 100*time.Millisecond)
 	eventually(t, "a suspicion", func() bool { return tr.spare.hosts.Load() != nil })
 	tried := d.Last()
-	time.Sleep(time.Second) // the server's timeout
+	eventually(t, "the server has closed it", func() bool { return peerHungUp(rawSocket(tried)) })
 	resp, err := c.Do(request(t, "POST", s.URL, nil))
 	if err != nil {
 		t.Fatal(err)

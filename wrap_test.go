@@ -302,6 +302,17 @@ func dialRawClosed(c *faultnet.Conn) bool {
 }
 
 // http.DefaultTransport is everybody's.
+// awaitForgotten waits until tr knows no connection of somebody else's.
+func awaitForgotten(t *testing.T, tr *Transport) {
+	t.Helper()
+	eventually(t, "all is forgotten", func() bool {
+		for range tr.reg.foreign.Range {
+			return false
+		}
+		return true
+	})
+}
+
 // A connection of somebody else's is forgotten while all is quiet on it. It dies
 // once all the same, whoever of its requests finds out.
 func TestWrapTellsADeathOnce(t *testing.T) {
@@ -323,12 +334,7 @@ func TestWrapTellsADeathOnce(t *testing.T) {
 			}
 		})
 		eventually(t, "the request is there", func() bool { return held.Load() == i+1 })
-		eventually(t, "its connection is forgotten", func() bool {
-			for range tr.reg.foreign.Range {
-				return false
-			}
-			return true
-		})
+		awaitForgotten(t, tr)
 	}
 	s.ResetConns()
 	wg.Wait()
