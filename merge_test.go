@@ -854,3 +854,42 @@ func TestSupersededCallerLeaves(t *testing.T) {
 		}
 	}
 }
+
+// What was sent back is sent back again, or given up; it is never a retry. After
+// a while it dials for itself.
+func TestSupersededIsNoRetry(t *testing.T) {
+	tr := NewTransport()
+	req := request(t, "GET", "https://example.test/", nil)
+	v := verdict{kind: KindNotSent, unsent: true, landed: true, ours: true}
+	if s := (&story{stuck: maxStuck}); tr.mayGoOn(req, v, s) || s.retry {
+		t.Error("it counts as a retry")
+	}
+
+	dials := 0
+	own := Options{Base: &http.Transport{}}.NewTransport()
+	own.own.DialTLSContext = func(ctx context.Context, _, _ string) (net.Conn, error) {
+		if dials++; dialsAlone(ctx) {
+			return nil, io.ErrNoProgress
+		}
+		return nil, errSuperseded
+	}
+	if _, err := own.RoundTrip(req); err != io.ErrNoProgress || dials != maxSuperseded+1 {
+		t.Errorf("%v after %d dials, want its own to be number %d", err, dials, maxSuperseded+1)
+	}
+}
+
+// In a Registry that is shared, what Wrap has adopted is no candidate for an
+// error of NewTransport's.
+func TestRecallForeign(t *testing.T) {
+	var r Registry
+	const addr = "example.test:443"
+	ours := r.track(new(restConn), addr, nil)
+	theirs := &conn{Conn: new(restConn), reg: &r, addr: addr, foreign: true}
+	ours.shaken()
+	for _, c := range []*conn{ours, theirs} {
+		c.doom(KindReset, net.ErrClosed)
+	}
+	if c, _ := r.recall(io.ErrUnexpectedEOF, KindEOF, addr, 0); c != ours {
+		t.Errorf("got %p, want %p", c, ours)
+	}
+}
